@@ -210,7 +210,7 @@ class Scheduler(Operands):
         source, dtype = self.operand(x), row_dtype(node)
         body, whole, rows, own = padded_image(node, source, row, lambda n: self._buffer("arena", dtype, n, "padded"))
         self._kernel(Loops(label="copy", inputs=(source,), outputs=(whole,), body=body, sources=node.sources))
-        view = filter_rows(w.cast(dtype), row)
+        view = filter_rows(node, row)
         self._static_chain(view)
         weight = self.packed_weight((w, row), view, self._element_order(dtype))
         self._anchor(group, made, Conv2d, [rows, weight], flops, **own)

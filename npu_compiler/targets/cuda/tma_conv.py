@@ -12,6 +12,7 @@ import math
 from ...schedule.anchors import Conv2d
 from ...support import dtypes
 from ..simt.kernels.epilogue import Epilogue, Functor
+from ..simt.kernels.operand_types import in_units, operand_type
 from ..simt.lang.dialect import Dialect
 from ..simt.lang.emission import Emission
 from ..simt.lang.function import Members, blocks
@@ -38,9 +39,11 @@ MIN_RING = 1 << 13  # elements, so that the array begins where the swizzle does
 def supports_tma_conv(kernel: Conv2d, dialect: Dialect) -> bool:
     """Whether :func:`emit_tma_conv` supports ``kernel``: its lines fit in shared memory, and there are enough of
     them."""
-    a, w, device = kernel.inputs[0], kernel.inputs[kernel.rhs], device_of(dialect)
-    if a.dtype not in ("float16", "bfloat16") or w.dtype != a.dtype:
+    units, kind = in_units(kernel), operand_type(kernel)
+    if not isinstance(units, Conv2d) or kind is None or (kind.elements > 1 and not _is_rows(units)):
         return False
+    kernel, device = units, device_of(dialect)
+    a, w = kernel.inputs[0], kernel.weight
     if kernel.groups > 1 or kernel.splits > 1 or a.offset % 8 or w.offset % 8 or kernel.stride[1] > 1:
         return False
     if any(s <= 0 or s % 8 for s in pixel_strides(a)) or a.strides[3] != 1:
@@ -51,14 +54,16 @@ def supports_tma_conv(kernel: Conv2d, dialect: Dialect) -> bool:
         _, oh, ow, _ = kernel.outputs[0].shape
         dense = oh * ow >= MIN_DENSITY * _bands(kernel) * _tiles(kernel) * BLOCK * BLOCK
         fits = a.shape[3] == CHANNELS <= a.strides[2] and math.prod(kernel.kernel_size) > 1 and dense
-    if not fits or _plan(kernel, device) is None:
+    if not fits or _plan(kernel, device) is None or kernel.channels[1] % kind.columns:
         return False
     return _bands(kernel) * kernel.outputs[0].shape[0] >= _min_bands(kernel, device)
 
 
 def emit_tma_conv(kernel: Conv2d, dialect: Dialect) -> Emission:
     """Return the function of a kernel for which :func:`supports_tma_conv`."""
-    plan = _plan(kernel, device_of(dialect))
+    units = in_units(kernel)
+    assert isinstance(units, Conv2d)
+    plan = _plan(units, device_of(dialect))
     assert plan is not None
     return TmaConv(kernel, dialect, plan).emit()
 
@@ -140,12 +145,13 @@ class TmaConv(TmaGemm):
     kernel: Conv2d
 
     def emit(self) -> Emission:
-        f, plan, kernel = self.f, self.plan, self.kernel
+        f, plan, kernel = self.f, self.plan, in_units(self.kernel)
+        assert isinstance(kernel, Conv2d)
         f.per_unit, rows, attrs = plan.blocks_per_sm, _is_rows(kernel), kernel
         (images, oh, ow, k), step = kernel.outputs[0].shape, attrs.channels[0]
         weights = TileMap((self.p.k, self.p.n, 1), (self.p.k * 2, self.p.k * 2 * k), (step, plan.n, 1), step * 2)
         right = f.tile_map(kernel.rhs, weights)
-        left = "nullptr" if rows else f"&{f.tile_map(0, self._lines())}"
+        left = "nullptr" if rows else f"&{f.tile_map(0, self._lines(kernel))}"
         out = f"&{f.tile_map(~0, self._tiles())}" if plan.tma_store else "nullptr"
         f.prefetch_constants(kernel.rhs + 1)
         ring = f.array(self.kind.ctype, "ring", _ring(kernel, plan.n, plan.stages))
@@ -166,15 +172,15 @@ class TmaConv(TmaGemm):
             IMAGE_SIZE=kernel.inputs[0].strides[0], IMAGE_H=kernel.inputs[0].shape[1],
             OUTPUTS=1, PRODUCTS=1, SUM_ROWS=0, **flags,
         )  # fmt: skip
-        pixels = f.pointer(0) if rows else "nullptr"
+        pixels = f"(const {self.kind.ctype}*){f.pointer(0)}" if rows else "nullptr"
         f.template("tma_conv", "tma_conv.h", self.types, sizes, left, pixels, right, ring, staging, full, epilogue, out)
         return f.finish(workgroups, self.threads)
 
-    def _lines(self) -> TileMap:
+    def _lines(self, kernel: Conv2d) -> TileMap:
         """Return the tensor map of the lines that a band reads."""
-        x = self.kernel.inputs[0]
+        x = kernel.inputs[0]
         n, h, w, c = x.shape
-        window = (c, _pitch(self.kernel) // c, _lines(self.kernel), 1)
+        window = (c, _pitch(kernel) // c, _lines(kernel), 1)
         return TileMap((c, w, h, n), tuple(s * 2 for s in reversed(pixel_strides(x))), window, c * 2)
 
     def _tiles(self) -> TileMap:

@@ -105,6 +105,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "long-sums": lambda: (Quantised(Conv(512, 512), Conv(512, 192, 1)), (2, 512, 7, 7)),
     "few-channels": lambda: (Quantised(Conv(3, 64, 7, 2), Conv(64, 64, 1)), (2, 3, 64, 64)),
     "padded-image": lambda: (Quantised(Conv(3, 64, 7, 2), Conv(64, 64, 1), zero=117), (2, 3, 64, 64)),
+    "many-images": lambda: (Quantised(Conv(3, 64, 7, 2), Conv(64, 64, 1), zero=117), (60, 3, 65, 65)),
+    "few-filters": lambda: (Quantised(Conv(4, 48, 5, 2), Conv(48, 64, 1)), (99, 4, 36, 36)),
+    "image-stride-4": lambda: (Quantised(Conv(3, 64, 7, 4), Conv(64, 64, 1)), (60, 3, 65, 65)),
     "odd-channels": lambda: (Quantised(Conv(5, 13), Conv(13, 40)), (2, 5, 11, 9)),
     "40-channels": lambda: (Quantised(Conv(40, 40), Conv(40, 96, 1)), (2, 40, 17, 17)),
     "groups": lambda: (Quantised(Conv(64, 128, 3, 1, 4), Conv(128, 64, 3, 1, 2)), (2, 64, 15, 15)),
@@ -124,7 +127,7 @@ def _compiled(name: str, target: str) -> tuple[Quantised, torch.Tensor, npu_comp
     return model, q, npu_compiler.compile(npu_compiler.capture(model.eval(), (q,)), target)
 
 
-SAMPLE = ("3x3", "padded-image")
+SAMPLE = ("3x3", "padded-image", "many-images")
 
 
 @cuda_gpu.compiles()
