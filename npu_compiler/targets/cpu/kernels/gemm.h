@@ -226,44 +226,35 @@ NPU_NOINLINE void gemm(const TA* a, const TW* w, Epi& epi, Thread& th, int* coun
   else blocked<GemmPlan<D, TA, TW>>(a, w, epi, th, counter);
 }
 
-// Packs up to 4 rows of up to PANEL bytes into columns of 4 bytes; the rest is zero.
-NPU_INLINE void pack_quads(const int8_t* from, long stride_k, long stride_n, long rows, long cols, int8_t* to) {
-  if (rows == 4 && cols == PANEL && stride_n == 1) {
+// Packs `rows` of up to UNIT rows, `cols` of up to PANEL columns, into columns of UNIT elements; the rest is zero.
+template <int UNIT, class T>
+NPU_INLINE void pack_rows(const T* from, long stride_k, long stride_n, long rows, long cols, T* to) {
+  if (rows == UNIT && cols == PANEL && stride_n == 1) {
     for (long c = 0; c < PANEL; c++)
-      for (long r = 0; r < 4; r++) to[c * 4 + r] = from[r * stride_k + c];
+      for (long r = 0; r < UNIT; r++) to[c * UNIT + r] = from[r * stride_k + c];
+    return;
+  }
+  if (rows < UNIT || cols < PANEL) memset((void*)to, 0, UNIT * PANEL * sizeof(T));
+  if (rows == UNIT && stride_k == 1) {
+    for (long c = 0; c < cols; c++) memcpy((void*)(to + c * UNIT), from + c * stride_n, UNIT * sizeof(T));
   } else {
-    for (long c = 0; c < PANEL; c++)
-      for (long r = 0; r < 4; r++) to[c * 4 + r] = r < rows && c < cols ? from[r * stride_k + c * stride_n] : 0;
+    for (long r = 0; r < rows; r++)
+      for (long c = 0; c < cols; c++) to[c * UNIT + r] = from[r * stride_k + c * stride_n];
   }
 }
 
 // Packs b[k][n] (strides in elements, usually one of them 1) into panels. All threads share the work; the caller puts a
 // barrier between pack_b() and gemm(). D has B, N, K and batch_b (elements).
-template <class D, class T, class TP>
-NPU_NOINLINE void pack_b(const T* b, long stride_k, long stride_n, TP* out, Thread& th) {
-  constexpr bool BYTES = is_same<TP, int8_t>::value;
-  constexpr long NP = ceil_div(D::N, PANEL), PAIR = BYTES ? 4 : is_same<TP, bf16>::value ? 2 : 1;
-  constexpr long KP = ceil_div(D::K, PAIR) * PAIR;
+template <class D, class T> NPU_NOINLINE void pack_b(const T* b, long stride_k, long stride_n, T* out, Thread& th) {
+  constexpr int UNIT = is_same<T, int8_t>::value ? 4 : is_same<T, bf16>::value ? 2 : 1;
+  constexpr long NP = ceil_div(D::N, PANEL), KP = ceil_div(D::K, UNIT) * UNIT;
   const long panels = D::B * NP;
   for (long i = panels * th.tid / th.n; i < panels * (th.tid + 1) / th.n; i++) {
     const long image = i / NP, col = i % NP * PANEL, cols = min_of(PANEL, D::N - col);
     const T* from = b + image * D::batch_b + col * stride_n;
-    TP* to = out + i * KP * PANEL;
-    if constexpr (BYTES) {
-      for (long k = 0; k < KP; k += PAIR)
-        pack_quads(from + k * stride_k, stride_k, stride_n, min_of(PAIR, D::K - k), cols, to + k * PANEL);
-    } else {
-      for (long k = 0; k < KP; k++) {
-        TP* row = to + k / PAIR * PANEL * PAIR + k % PAIR;
-        const T* source = from + k * stride_k;
-        if (PAIR == 1 && k < D::K && cols == PANEL && stride_n == 1) {
-          for (int c = 0; c < PANEL; c += VL) st(row + c, ld(source + c, Full{}), Full{});
-          continue;
-        }
-        for (long c = 0; c < PANEL; c++)
-          st1(row + c * PAIR, k < D::K && c < cols ? (float)ld1(source + c * stride_n) : 0.0f);
-      }
-    }
+    T* to = out + i * KP * PANEL;
+    for (long k = 0; k < KP; k += UNIT)
+      pack_rows<UNIT>(from + k * stride_k, stride_k, stride_n, min_of(UNIT, D::K - k), cols, to + k * PANEL);
   }
 }
 
