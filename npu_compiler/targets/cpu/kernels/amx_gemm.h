@@ -1,7 +1,7 @@
 // Matrix products on AMX tiles whose weights are read once: each thread multiplies neighbouring panels by all rows.
 //
 // Panels in a weight format are unpacked, and plain ones prefetched, between the products of the panel before. The rows
-// of a block, or a slice of them, stay in L2. Products with few columns, whose weights stay in L2, run in amx_blocked().
+// of a block, or a slice of them, stay in L2. Products whose weights stay in L2 run in amx_blocked().
 #pragma once
 #include "amx_tile.h"
 
@@ -10,7 +10,8 @@ namespace npu {
 
 template <class D, class TW> struct AmxPanelPlan {
   using Stored = typename Operands<bf16, TW>::Stored;
-  static constexpr long UNITS = ceil_div(D::K, 2), NP = ceil_div(D::N, PANEL), N = D::N, G = 1, IMAGES = D::B;
+  static constexpr long UNITS = ceil_div(D::K, 2), NP = ceil_div(D::N, PANEL), M = D::M, N = D::N, G = 1;
+  static constexpr long IMAGES = D::B;
   static constexpr bool DUAL = D::dual, ROWS_FIRST = false;
   static constexpr int PIECES = 1, NTAPS = 1;
   static constexpr long PRODUCTS = 1 + DUAL, PRODUCT_BYTES = Stored::panel_bytes(UNITS);
@@ -29,9 +30,9 @@ template <class D, class TW> struct AmxPanelPlan {
   // The most panels of a chunk: one whose rows are in slices has as many as possible, because it reads all of them.
   static constexpr long PG = SLICES > 1 ? max_of(1, min_of(NP, SUMS_BYTES / (TILES * AMX_ROWS * PANEL * 4 * PRODUCTS)))
                                         : ceil_div(NP * BLOCKS * IMAGES, 2 * AMX_LIMITS.chunks);
-  // Rows are copied if tiles would be unaligned, or their rows would compete for few sets of L1.
+  // Rows are copied if tiles would be unaligned, or if their rows would compete for few sets of L1 in many panels.
   static constexpr bool ALIGNED = D::M >= AMX_ROWS && D::K % 2 == 0 && D::lda % 32 == 0 && !STEPS.padded;
-  static constexpr bool COPY = !ALIGNED || SLICES > 1 || (D::lda % 512 == 0 && NP >= 16);
+  static constexpr bool COPY = !ALIGNED || SLICES > 1 || (D::lda % 512 == 0 && NP >= 128);
   static constexpr long PITCH = COPY ? STEPS.units * 4 : D::lda * 2;
   static constexpr long COPY_BYTES = COPY ? TILES * STEP_X * SLICE : 0, PAIR_BYTES = 2 * STEP_X * SLICE;
 };
@@ -61,17 +62,21 @@ struct AmxItem {
 template <class Plan> struct AmxItems {
   Thread& th;
   int* counter;
-  long groups, count;  // chunks of a block, and of all
+  long height, blocks;  // rows of a block, and blocks of an image
+  long groups, count;   // chunks of a block, and of all
   long part = 0;
 
   AmxItems(Thread& th, int* counter) : th(th), counter(counter) {
-    const long most = min_of(Plan::PG, ceil_div(Plan::NP * Plan::BLOCKS * Plan::IMAGES, th.n));
-    groups = ceil_div(Plan::NP, max_of(1, most));
-    count = Plan::IMAGES * Plan::BLOCKS * groups;
+    // Few panels for many threads: blocks have fewer rows, so that the threads' shares are more even.
+    const long parts = max_of(1, min_of(ceil_div(4 * th.n, Plan::NP), Plan::TILES / 4));
+    height = min_of(Plan::Q, ceil_div(ceil_div(Plan::Q, parts), 2 * AMX_ROWS) * 2 * AMX_ROWS);
+    blocks = ceil_div(Plan::M, height);
+    groups = ceil_div(Plan::NP, min_of(Plan::PG, ceil_div(Plan::NP * blocks * Plan::IMAGES, th.n)));
+    count = Plan::IMAGES * blocks * groups;
   }
   AmxItem of(long chunk) const {
     const long group = chunk % groups, begin = Plan::NP * group / groups, end = Plan::NP * (group + 1) / groups;
-    return {chunk, chunk / groups / Plan::BLOCKS, chunk / groups % Plan::BLOCKS, begin, end, 0, begin};
+    return {chunk, chunk / groups / blocks, chunk / groups % blocks, begin, end, 0, begin};
   }
   AmxItem claim() { return of(own_chunk(th, counter, count, part)); }
   bool valid(const AmxItem& i) const { return i.chunk < count; }
@@ -113,8 +118,7 @@ template <class Plan> NPU_NOINLINE void amx_unpack(AmxAhead& a) {
 
 template <class Plan> struct AmxPanelScratch : AmxScratch<Plan> {
   using Base = AmxScratch<Plan>;
-  static constexpr long SIDE = Plan::PRODUCTS * Base::UNPACKED;  // two sides: the current item and the next one
-  static constexpr long END = Base::PANELS + 2 * SIDE;
+  static constexpr long END = Base::PANELS + 2 * Base::SIDE;  // unpacked panels: of the current item and the next one
 };
 
 template <class D, class TW, class Epi>
@@ -148,21 +152,17 @@ NPU_INLINE void amx_panels(const bf16* x, const TW* weights, Epi& epi, Thread& t
   AmxAhead ahead;
   ahead.run = amx_unpack<Plan>;
   auto begin_to_unpack = [&](const AmxItem& i, long calls) {
-    ahead.panel = panel_of(i), ahead.to = th.scratch + S::PANELS + side * S::SIDE;
-    ahead.first = i.slice * Plan::SLICE * STEP, ahead.units = min_of(steps_of(i) * STEP, Plan::UNITS - ahead.first);
-    ahead.next = ahead.due = 0, ahead.count = PRODUCTS * ahead.units, ahead.share = ceil_div(ahead.count, calls);
+    const long first = i.slice * Plan::SLICE * STEP, units = min_of(steps_of(i) * STEP, Plan::UNITS - first);
+    ahead.begin(panel_of(i), th.scratch + S::PANELS + side * S::SIDE, PRODUCTS, first, units, calls);
   };
-  auto finish_to_unpack = [&] {
-    ahead.share = ahead.count;
-    if (ahead.next < ahead.count) ahead.run(ahead);
-  };
-  if constexpr (S::UNPACK) begin_to_unpack(now, 1), finish_to_unpack();
+  if constexpr (S::UNPACK) begin_to_unpack(now, 1), ahead.finish();
 
   AmxSums waiting;
   waiting.run = amx_epilogue<Plan, Epi>, waiting.epi = &epi;
   long copied = -1, count = 0;  // the block and slice that were copied, and the rows in the table
   for (int turn = 0; items.valid(now);) {
-    const long at = now.block * Plan::Q, held = min_of(Plan::Q, D::M - at), tiles = ceil_div(held, AMX_ROWS);
+    const long at = now.block * items.height, held = min_of(items.height, D::M - at);
+    const long tiles = ceil_div(held, AMX_ROWS);
     const long step0 = now.slice * Plan::SLICE, steps = steps_of(now);
     const char* block = (const char*)(x + now.image * D::batch_a + at * D::lda);
     if (count != held) {
@@ -174,7 +174,7 @@ NPU_INLINE void amx_panels(const bf16* x, const TW* weights, Epi& epi, Thread& t
       }
     }
     if constexpr (Plan::COPY) {
-      const long key = (now.image * Plan::BLOCKS + now.block) * Plan::SLICES + now.slice;
+      const long key = (now.image * items.blocks + now.block) * Plan::SLICES + now.slice;
       if (copied != key) amx_copy_rows<D, Plan>((const bf16*)block, held, step0, steps, copy);
       copied = key, block = copy;
     }
@@ -216,7 +216,7 @@ NPU_INLINE void amx_panels(const bf16* x, const TW* weights, Epi& epi, Thread& t
       waiting.next = 0, waiting.row = now.image * D::M + at, waiting.col = now.panel * PANEL, waiting.shift = 0;
     }
     if (SLICED && done && !same_chunk) amx_finish(waiting);  // the next chunk overwrites the sums
-    if constexpr (S::UNPACK) finish_to_unpack();
+    if constexpr (S::UNPACK) ahead.finish();
     now = next;
     if (more && !items.advance(next)) next = items.claim();
   }

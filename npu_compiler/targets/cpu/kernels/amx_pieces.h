@@ -81,13 +81,18 @@ template <class T, long TAPS, long C> struct SplitPanel {
   static constexpr long BYTES = TAPS * C * PANEL * (long)sizeof(T), UNIT_BYTES = 2 * PANEL * (long)sizeof(T);
   static constexpr long panel_bytes(long) { return BYTES; }
   NPU_INLINE const char* at(const char* panel, long unit) { return panel + unit * UNIT_BYTES; }
+  static constexpr long UNITS = TAPS * split_groups(C) * AMX_UNITS;
   // Splits a panel; returns whether all weights are finite.
   static NPU_NOINLINE bool split(const char* panel, char* out) {
-    return split_finite([&](auto special, vf& spoiled) { split_units<special.value>(panel, out, spoiled); });
+    return split_finite([&](auto special, vf& spoiled) {
+      split_units<special.value>(panel, 0, UNITS, out, spoiled);
+    });
   }
-  template <bool SPECIAL> static NPU_NOINLINE void split_units(const char* panel, char* out, vf& spoiled) {
+  // Splits units first .. first + n of a panel into `out`, which holds all of them.
+  template <bool SPECIAL>
+  static NPU_NOINLINE void split_units(const char* panel, long first, long n, char* out, vf& spoiled) {
     vf bad = spoiled;
-    for (long unit = 0; unit < TAPS * split_groups(C) * AMX_UNITS; unit++) {
+    for (long unit = first; unit < first + n; unit++) {
       const long group = unit / AMX_UNITS, u = unit % AMX_UNITS, c = group % split_groups(C) * SPLIT_GROUP + u;
       const T* w = (const T*)panel + (group / split_groups(C) * C + c) * PANEL;
       char* to = out + group * pieces_of<T>() * AMX_W_PIECE + u * BF16P::W_BYTES;
@@ -99,6 +104,25 @@ template <class T, long TAPS, long C> struct SplitPanel {
     spoiled = bad;
   }
 };
+
+// Splits a share of the weights of a panel, or of two panels, for AmxAhead.
+template <class Plan> NPU_NOINLINE void amx_split(AmxAhead& a) {
+  using Stored = typename Plan::Stored;
+  constexpr long BUFFER = AmxScratch<Plan>::UNPACKED;
+  vf spoiled = load_bytes<vf>(a.spoiled);
+  if (a.next == 0) spoiled = vf{};
+  for (long n = min_of(a.share, a.count - a.next); n > 0;) {
+    const long product = a.next / a.units, first = a.next % a.units, some = min_of(n, a.units - first);
+    const char* panel = a.panel + product * Stored::BYTES;
+    Stored::template split_units<false>(panel, first, some, a.to + product * BUFFER, spoiled);
+    a.next += some, n -= some;
+  }
+  store_bytes(a.spoiled, spoiled);
+  if (a.next < a.count) return;
+  a.finite = !any(spoiled != spoiled);
+  for (long p = 0; p <= Plan::DUAL && !a.finite; p++)
+    Stored::template split_units<true>(a.panel + p * Stored::BYTES, 0, a.units, a.to + p * BUFFER, spoiled);
+}
 
 // Whether a product of x and weights stored as TX and TW has pieces.
 template <class TX, class TW> constexpr bool has_pieces() {

@@ -38,7 +38,7 @@ struct AmxSums {
 // A tap: its byte offset in x, and its number, which is its place in the weights.
 struct AmxTap { long x, number; };
 
-// The weights of the next tiles (amx_gemm.h), of which run() unpacks a share between products.
+// The weights of the next tiles (amx_gemm.h, amx_pieces.h), of which run() unpacks a share between products.
 struct AmxAhead {
   void (*run)(AmxAhead& a);
   const char* panel = nullptr;
@@ -46,6 +46,18 @@ struct AmxAhead {
   long first = 0, units = 0;  // of each product
   long next = 0, count = 0;   // of all products
   long share = 0, due = 0;    // units that become due in each call, and that are due
+  bool finite = true;         // pieces: whether all weights are
+  alignas(64) float spoiled[16] = {};
+
+  // Begins with `n` units of each of `products` panels, which `calls` calls of run() unpack.
+  void begin(const char* from, char* out, long products, long first_unit, long n, long calls) {
+    panel = from, to = out, first = first_unit, units = n, next = due = 0, count = products * n;
+    share = ceil_div(count, calls);
+  }
+  void finish() {
+    share = count;
+    if (next < count) run(*this);
+  }
 };
 
 struct AmxArgs {
@@ -89,9 +101,10 @@ template <int T, bool STREAMED> NPU_INLINE void amx_load(const char* p, long pit
   else Amx::load<T>(p, pitch);
 }
 
-// One step: adds the products of the tiles at x, and x + second, and those at w.
-template <int TILES, bool INTEGERS, int PIECES, AmxStream STREAM, int I = 0>
-NPU_INLINE void amx_step(const char* x, long second, long pitch, const char* w) {
+// One step: adds the products of the tiles at x, and x + second, and those at w. Calls between(last) after each pair of
+// pieces.
+template <int TILES, bool INTEGERS, int PIECES, AmxStream STREAM, int I = 0, class Between>
+NPU_INLINE void amx_step(const char* x, long second, long pitch, const char* w, const Between& between) {
   using P = AmxPieces<PIECES>;
   constexpr int LAST = I > 0 ? I - 1 : 0;
   constexpr bool NEW_X = I == 0 || P::X[I] != P::X[LAST], NEW_W = I == 0 || P::W[I] != P::W[LAST];
@@ -106,7 +119,8 @@ NPU_INLINE void amx_step(const char* x, long second, long pitch, const char* w) 
     amx_product<INTEGERS, 2, 5, 6>();
     amx_product<INTEGERS, 3, 5, 7>();
   }
-  if constexpr (I + 1 < P::COUNT) amx_step<TILES, INTEGERS, PIECES, STREAM, I + 1>(x, second, pitch, w);
+  between(I + 1 == P::COUNT);
+  if constexpr (I + 1 < P::COUNT) amx_step<TILES, INTEGERS, PIECES, STREAM, I + 1>(x, second, pitch, w, between);
 }
 
 template <int TILES, bool INTEGERS = false, int PIECES = 1, AmxStream STREAM = STREAM_NONE>
@@ -126,14 +140,15 @@ NPU_NOINLINE void amx_tile(const AmxArgs& a) {
   const int steps = a.steps, lines = a.lines;
   AmxSums* waiting = a.rows ? a.waiting : nullptr;
   AmxAhead* ahead = a.ahead;
+  auto between = [&](bool last) __attribute__((always_inline)) {
+    for (int line = 0; last && line < lines; line++, prefetch += 64) __builtin_prefetch(prefetch, 0, 2);
+    if (last && waiting && waiting->next < waiting->count) waiting->run(*waiting, waiting->epi, a.rows);
+    if (ahead && ahead->next < ahead->count) ahead->run(*ahead);
+  };
   for (int t = 0; t < a.ntaps; t++) {
     const char *x = a.x + a.taps[t].x, *w = a.w + a.taps[t].number * a.w_tap;
-    for (int s = 0; s < steps; s++, x += x_step, w += w_step) {
-      amx_step<TILES, INTEGERS, PIECES, STREAM>(x, second, pitch, w);
-      for (int line = 0; line < lines; line++, prefetch += 64) __builtin_prefetch(prefetch, 0, 2);
-      if (waiting && waiting->next < waiting->count) waiting->run(*waiting, waiting->epi, a.rows);
-      if (ahead && ahead->next < ahead->count) ahead->run(*ahead);
-    }
+    for (int s = 0; s < steps; s++, x += x_step, w += w_step)
+      amx_step<TILES, INTEGERS, PIECES, STREAM>(x, second, pitch, w, between);
   }
   Amx::store<0>(a.acc, ACC);
   Amx::store<1>(a.acc + AMX_ROWS, ACC);
@@ -176,7 +191,10 @@ template <class Plan> struct AmxScratch {
   static constexpr long FIRST = align64(Plan::NTAPS * (long)sizeof(AmxTap)), ROWS = FIRST + align64(Plan::TILES * 4);
   static constexpr long COPY = ROWS + align64(Plan::TILES * AMX_ROWS * 4), SUMS = COPY + align64(Plan::COPY_BYTES);
   static constexpr long PANELS = SUMS + (Plan::SLICES > 1 ? Plan::PG : 1) * (1 + Plan::DUAL) * PANEL_SUMS * 4;
-  static constexpr long END = PANELS + (1 + Plan::DUAL) * UNPACKED;
+  // Pieces of a panel are split between the products of the one before, if L2 holds those of both.
+  static constexpr long SIDE = (1 + Plan::DUAL) * UNPACKED;
+  static constexpr bool AHEAD = Plan::PIECES > 1 && 2 * SIDE + Plan::COPY_BYTES <= 1536 << 10;
+  static constexpr long END = PANELS + (1 + AHEAD) * SIDE;
 };
 
 // Returns units first .. first + n of a panel in the layout of B tiles, followed by zeros up to UNITS if `UNPACK`.
@@ -274,6 +292,7 @@ NPU_INLINE void amx_rows_first(const AmxBlock& b, const Chunk<Plan>& c, float* s
 }
 
 template <class Plan> void multiply_as_floats(const char* x, const AmxTap* taps, const char* panel, float* acc);
+template <class Plan> void amx_split(AmxAhead& a);
 
 template <class Plan, class TX, class TW, class Epi>
 NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, int* counter) {
@@ -302,8 +321,17 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
   int tiles = 0, turn = 0;
   long cold = -1;  // the first block: its weights may not be in L2
   bool finite_x = true, finite_w = true;
-  for (; i < Chunk<Plan>::COUNT; i = own_chunk(th, counter, Chunk<Plan>::COUNT, part)) {
+  AmxAhead ahead;
+  int side = 0;
+  if constexpr (S::AHEAD) {
     const Chunk<Plan> c = Chunk<Plan>::of(i);
+    ahead.run = amx_split<Plan>;
+    ahead.begin((const char*)weights + c.image * Plan::W_IMAGE_BYTES + c.begin * PANEL_BYTES, th.scratch + S::PANELS,
+                PRODUCTS, 0, Plan::UNITS, 1);
+  }
+  for (long after; i < Chunk<Plan>::COUNT; i = after) {
+    const Chunk<Plan> c = Chunk<Plan>::of(i);
+    after = own_chunk(th, counter, Chunk<Plan>::COUNT, part);
     if (cold < 0) cold = c.image * Plan::BLOCKS + c.block;
     if (prepared != c.image * Plan::BLOCKS + c.block) {
       if (tabled != Plan::positions(c.block)) {
@@ -331,13 +359,26 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
         const char *panel = w + pn * PANEL_BYTES, *next = Stored::at(panel + PANEL_BYTES, Plan::NTAPS * step0 * STEP);
         const char* plain[PRODUCTS];
         finite_w = true;
-        for (long p = 0; p < PRODUCTS; p++) {
+        if constexpr (S::AHEAD) {
+          ahead.finish();
+          finite_w = ahead.finite;
+          for (long p = 0; p < PRODUCTS; p++) plain[p] = ahead.to + p * S::UNPACKED;
+          const Chunk<Plan> other = Chunk<Plan>::of(after);
+          const char* following = (const char*)weights + other.image * Plan::W_IMAGE_BYTES + other.begin * PANEL_BYTES;
+          const bool more = pn + 1 < c.end || after < Chunk<Plan>::COUNT;
+          const long calls = ceil_div(tiles, 2) * PRODUCTS * Plan::NTAPS * steps * AmxPieces<PIECES>::COUNT;
+          side ^= 1;
+          ahead.begin(pn + 1 < c.end ? panel + PANEL_BYTES : following, th.scratch + S::PANELS + side * S::SIDE,
+                      PRODUCTS, 0, more ? Plan::UNITS : 0, calls);
+          next += PANEL_BYTES;
+        }
+        for (long p = 0; p < PRODUCTS && !S::AHEAD; p++) {
           char* unpacked = th.scratch + S::PANELS + p * S::UNPACKED;
           plain[p] = unpacked;
           if constexpr (PIECES > 1) finite_w &= Stored::split(panel + p * PRODUCT_BYTES, unpacked);
           else plain[p] = amx_panel<Plan>(panel + p * PRODUCT_BYTES, step0 * STEP, units, unpacked);
         }
-        const bool fetch = fetch_block && pn + 1 < Plan::G * Plan::NP;  // of the next chunk as well: it may be ours
+        const bool fetch = fetch_block && pn + 1 + S::AHEAD < Plan::G * Plan::NP;  // of the next chunk as well
         const int lines = fetch ? (int)ceil_div(STEP * Stored::UNIT_BYTES, (tiles + 1) / 2 * 64) : 0;
         const int share = (int)max_of(2, ceil_div(2 * AMX_ROWS, Plan::NTAPS * steps * PRODUCTS));
         float* panel_sums = sums + (SLICED ? (pn - c.begin) * PRODUCTS * S::PANEL_SUMS : 0);
@@ -349,7 +390,8 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
             const char* after = next + p * PRODUCT_BYTES + t / 2 * Plan::NTAPS * steps * lines * 64;
             const AmxArgs a = {from, two ? first[t + 1] - first[t] : 0, Plan::PITCH, taps, Plan::NTAPS, (int)steps,
                                PIECES * STEP * 4, plain[p], STEP_BYTES, acc + p * S::PANEL_SUMS, slice > 0, after,
-                               lines, &waiting, share, Plan::STEPS.count * STEP_BYTES};
+                               lines, &waiting, share, Plan::STEPS.count * STEP_BYTES,
+                               S::AHEAD ? &ahead : nullptr};
             (two ? amx_tile<2, INTEGERS, PIECES, S::STREAM> : amx_tile<1, INTEGERS, PIECES, S::STREAM>)(a);
             if constexpr (PIECES > 1) {
               for (int half = 0; half <= two && !(finite_x && finite_w); half++)
