@@ -45,6 +45,7 @@ ATTENTIONS = [
     Attention(H=6, HK=2, SQ=45, SK=300, DH=128, DV=128, keys=290, mask="Positions"),
     Attention(B=2, H=4, HK=2, SQ=2, SK=70, DH=64, DV=64, keys=55, mask="Positions"),
     Attention(H=3, HK=1, SQ=70, SK=256, DH=64, DV=64, causal=True, keys=240, first=170),
+    Attention(HK=1, SQ=40, SK=600, DH=160, causal=True, keys=590, first=550),
 ]
 
 

@@ -138,8 +138,10 @@ NPU_NOINLINE void attention(const T* q, CacheRows<E> k, CacheRows<E> v, const M*
         if constexpr (!no_mask<M>) add_mask<KEY_BLOCK>(scores, 1.0f, mask, chunk.panel(p), j0, seen, rows, transposed);
         mask_beyond(scores, chunk.limits[p], j0, seen);
         float* values = acc + p * D::DV * PANEL;
-        softmax_block<FloatWeights, D::DV>(scores, seen, (seen + 1) / 2 * 2, 1.0f, j0 == 0, references + p * PANEL,
-                                           row_sum + p * PANEL, values);
+        SoftmaxBlock<FloatWeights, D::DV> block(scores, seen, 1.0f, references + p * PANEL, row_sum + p * PANEL);
+        block.begin(j0 == 0, [] {}, values);
+        block.run((seen + 1) / 2 * 2);
+        block.end();
         for (int t = 0, d = 0; t < DV_TILES; t++) {
           for (int c = 0; c < PANEL; c += TILE_COLS) {
             const ColumnArgs args{v_block + d * 4, V_STEP * 4, seen, scores + c, values + d * PANEL + c};

@@ -131,59 +131,102 @@ struct FloatWeights {
   }
 };
 
-// One block of the online softmax: replaces the scores of n keys by weights power(factor * score - reference), with
-// zeros up to `end` keys, an even number, and adds them to row_sum. A lane's reference is the maximum of earlier keys:
-// only a score that exceeds it by more than 8 replaces it, and then row_sum and acc[DV][32] are rescaled. Weights above 1
-// are as accurate as others. `begin`: the first block, for which row_sum and acc count as zero. factor > 0.
-template <class Weights, long DV>
-NPU_INLINE void softmax_block(float* scores, int n, int end, float factor, bool begin, float* references,
-                              float* row_sum, float* acc) {
-  constexpr float NONE = -__builtin_inff(), SLACK = 8.0f;
-  for (int v = 0; v < PANEL; v += VL) {
-    float* s = scores + v;
-    auto at = [&](int j) __attribute__((always_inline)) { return load_bytes<vf>(s + j * PANEL); };
-    vf top[4];
+// One block of the online softmax, [n][32] scores: replaces them by weights power(factor * score - reference) and adds
+// these to row_sum. A lane's reference is the maximum of earlier keys: only a score that exceeds it by more than 8
+// replaces it, and then row_sum and acc[DV][32] are rescaled. Weights above 1 are as accurate as others. factor > 0.
+//
+//   begin(first, flush, acc)  finds the references. `first`: row_sum and acc count as zero. Calls flush() before acc is
+//                             rescaled.
+//   run(to)                   computes the next weights, up to key `to`, an even number. Those beyond n are zero.
+//   end()                     stores row_sum
+template <class Weights, long DV> struct SoftmaxBlock {
+  static constexpr int VECTORS = PANEL / VL;
+  float *scores, *references, *row_sum;
+  int n, next = 0;
+  float factor;
+  vf base[VECTORS], sums[VECTORS];
+
+  SoftmaxBlock(float* scores, int n, float factor, float* references, float* row_sum)
+      : scores(scores), references(references), row_sum(row_sum), n(n), factor(factor) {}
+
+  template <class Flush> __attribute__((always_inline)) void begin(bool first, Flush flush, float* acc) {
+    constexpr float NONE = -__builtin_inff(), SLACK = 8.0f;
+    vf most[VECTORS], reference[VECTORS];
+    vi32 grows[VECTORS], any_grows = {};
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) top[i] = splat<vf>(NONE);
-    int j = 0;
-    for (; j + 4 <= n; j += 4)
+    for (int v = 0; v < VECTORS; v++) {
+      const float* s = scores + v * VL;
+      auto at = [&](int j) __attribute__((always_inline)) { return load_bytes<vf>(s + j * PANEL); };
+      vf top[4];
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; i++) top[i] = larger(at(j + i), top[i]);
-    for (; j < n; j++) top[0] = larger(at(j), top[0]);
-    const vf most = larger(larger(top[0], top[1]), larger(top[2], top[3])) * factor;
-    vf reference = begin ? splat<vf>(NONE) : load_bytes<vf>(references + v);
-    vf even = begin ? vf{} : load_bytes<vf>(row_sum + v), odd = {};
-    const vi32 grows = most > reference + SLACK;
-    if (any(grows)) {
-      const vf rescale = select(grows, Weights::power(reference - most), splat<vf>(1.0f));
-      reference = select(grows, most, reference);
-      if (!begin) {
-        even *= rescale;
-        for (long d = 0; d < DV; d++) store_bytes(acc + d * PANEL + v, load_bytes<vf>(acc + d * PANEL + v) * rescale);
+      for (int i = 0; i < 4; i++) top[i] = splat<vf>(NONE);
+      int j = 0;
+      for (; j + 4 <= n; j += 4)
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) top[i] = larger(at(j + i), top[i]);
+      for (; j < n; j++) top[0] = larger(at(j), top[0]);
+      most[v] = larger(larger(top[0], top[1]), larger(top[2], top[3])) * factor;
+      reference[v] = first ? splat<vf>(NONE) : load_bytes<vf>(references + v * VL);
+      sums[v] = first ? vf{} : load_bytes<vf>(row_sum + v * VL);
+      grows[v] = most[v] > reference[v] + SLACK;
+      any_grows |= grows[v];
+    }
+    if (any(any_grows)) {
+      if (!first) flush();
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; v++) {
+        const vf rescale = select(grows[v], Weights::power(reference[v] - most[v]), splat<vf>(1.0f));
+        reference[v] = select(grows[v], most[v], reference[v]);
+        store_bytes(references + v * VL, reference[v]);
+        if (first) continue;
+        sums[v] *= rescale;
+        float* a = acc + v * VL;
+        for (long d = 0; d < DV; d++) store_bytes(a + d * PANEL, load_bytes<vf>(a + d * PANEL) * rescale);
       }
+    } else if (first) {
+      for (int v = 0; v < VECTORS; v++) store_bytes(references + v * VL, reference[v]);
     }
     // If all keys so far are masked, the reference is -inf; subtracting 0 instead keeps weights of 0.
-    const vf base = select(reference == NONE, vf{}, -reference), scaling = splat<vf>(factor);
-    auto weight = [&](int j) __attribute__((always_inline)) { return Weights::power(fma(at(j), scaling, base)); };
-    for (j = 0; j + 4 <= n; j += 4) {
-      vf w[4];
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; i++) w[i] = weight(j + i);
-      even += w[0] + w[2];
-      odd += w[1] + w[3];
-      Weights::store(s, j, w[0], w[1]);
-      Weights::store(s, j + 2, w[2], w[3]);
-    }
-    for (; j < end; j += 2) {
-      const vf first = j < n ? weight(j) : vf{}, second = j + 1 < n ? weight(j + 1) : vf{};
-      even += first;
-      odd += second;
-      Weights::store(s, j, first, second);
-    }
-    store_bytes(references + v, reference);
-    store_bytes(row_sum + v, even + odd);
+    for (int v = 0; v < VECTORS; v++) base[v] = select(reference[v] == NONE, vf{}, -reference[v]);
   }
-}
+
+  __attribute__((always_inline)) void run(int to) {
+    const vf scaling = splat<vf>(factor);
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; v++) {
+      float* s = scores + v * VL;
+      const vf from = base[v];
+      auto weight = [&](int j) __attribute__((always_inline)) {
+        return Weights::power(fma(load_bytes<vf>(s + j * PANEL), scaling, from));
+      };
+      vf even = sums[v], odd = {};
+      int j = next;
+      for (; j + 4 <= to && j + 4 <= n; j += 4) {
+        vf w[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) w[i] = weight(j + i);
+        even += w[0] + w[2];
+        odd += w[1] + w[3];
+        Weights::store(s, j, w[0], w[1]);
+        Weights::store(s, j + 2, w[2], w[3]);
+      }
+      for (; j < to; j += 2) {
+        const vf first = j < n ? weight(j) : vf{}, second = j + 1 < n ? weight(j + 1) : vf{};
+        even += first;
+        odd += second;
+        Weights::store(s, j, first, second);
+      }
+      sums[v] = even + odd;
+    }
+    next = to;
+  }
+
+  __attribute__((always_inline)) void end() {
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; v++) store_bytes(row_sum + v * VL, sums[v]);
+  }
+};
 
 // Divides acc[DV][32] by the panel's sums and stores it as rows of `out`. `rows`: scratch of 32 x `pitch` floats.
 template <class D, class T>
