@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from npu_compiler.support.dtypes import FLOAT8, numpy_dtype
 from npu_compiler.support.errors import InputError, WeightError
 from npu_compiler.support.files import write_atomic
 from npu_compiler.weights.files import SafetensorsFile
@@ -108,13 +109,18 @@ def _caches(
     full = {}
     for key, buffer in state.items():
         array = np.zeros(buffer.shape, buffer.dtype)
-        part, saved = array[_valid(buffer.shape, max_len, count)], file.read(key)
+        part, saved = array[_valid(buffer.shape, max_len, count)], _read(file, key)
         if (saved.shape, saved.dtype) != (part.shape, part.dtype):
             got, expected = f"{saved.dtype}{list(saved.shape)}", f"{part.dtype}{list(part.shape)}"
             raise InputError(f"{path}: cache {key!r} is {got}, expected {expected}")
         part[...] = saved
         full[key] = array
     return full
+
+
+def _read(file: SafetensorsFile, key: str) -> np.ndarray:
+    """Return a cache; numbers of 8 bits, which weights do not have without scales, in their own dtype."""
+    return file.raw(key).view(numpy_dtype(FLOAT8)) if file.header(key)[0] == "F8_E4M3" else file.read(key)
 
 
 def _valid(shape: Sequence[int], max_len: int, count: int) -> tuple[slice, ...]:

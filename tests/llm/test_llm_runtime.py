@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,15 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 
 import npusim  # noqa: E402
+from npu_compiler.artifact.program import BufferSpec  # noqa: E402
 from npu_compiler.frontend.llm import load_decoder, open_checkpoint  # noqa: E402
+from npu_compiler.support.dtypes import numpy_dtype  # noqa: E402
 from npu_compiler.support.errors import ArtifactError, ConfigError, IncompressibleError, InputError, WeightError  # noqa: E402
 from npu_compiler.support.progress import Step, listening  # noqa: E402
+from npu_runtime import CPUBackend  # noqa: E402
+from npu_runtime.llm.kv_snapshot import load_snapshot, save_snapshot  # noqa: E402
 from npu_runtime.llm.model import LLM  # noqa: E402
+from npu_runtime.state import State  # noqa: E402
 from npusim.cli import main  # noqa: E402
 
 from . import small_model  # noqa: E402
@@ -290,6 +296,19 @@ def test_saved_conversation(llm: LLM, tmp_path: Path) -> None:
     assert llm.tokens == held
     answer = llm.generate(longer, max_tokens=10, ignore_eos=True, stream=False)
     assert answer.tokens == expected.tokens and answer.timings.reused_tokens == 44
+
+
+def test_saved_caches_of_8_bits(tmp_path: Path) -> None:
+    shape, rng = (1, 2, 16, 4), np.random.default_rng(0)
+    buffers = [BufferSpec(i, "state", d, shape, f"{d}_cache") for i, d in enumerate(("int8", "float8_e4m3fn"))]
+    program: Any = SimpleNamespace(buffers=buffers)
+    filled = {b.name: rng.integers(-9, 9, shape).astype(numpy_dtype(b.dtype)) for b in buffers}
+    backend = CPUBackend(1)
+    save_snapshot(tmp_path / "state", State(program, backend, filled), [5, 6, 7], 16, b"model")
+    empty = State(program, backend, {b.name: np.zeros(shape, numpy_dtype(b.dtype)) for b in buffers})
+    assert load_snapshot(tmp_path / "state", empty, 16, b"model") == [5, 6, 7]
+    for key, array in empty.snapshot().items():
+        np.testing.assert_array_equal(array[:, :, :3].astype(np.float32), filled[key][:, :, :3].astype(np.float32))
 
 
 def test_states_that_do_not_fit(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
