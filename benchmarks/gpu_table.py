@@ -47,7 +47,9 @@ def _place(name: str) -> tuple[int, int, str]:
 
 def _label(name: str) -> str:
     kind, number, *format = name.split("-")
-    stored = f"bfloat16, weights in {format[0]} only" if format else "bfloat16"
+    weights, _, activations = "".join(format).partition("+")
+    stored = f"bfloat16, weights in {weights} only" if weights else "bfloat16"
+    stored += f", activations in {activations}" if activations else ""
     if kind == "decode":
         return f"Qwen2.5-1.5B, {stored}, one token at position {int(number):,}"
     if kind == "prefill":
