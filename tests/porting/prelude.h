@@ -148,6 +148,7 @@ INLINE uint bf16_of_e4m3(uint code) {
 INLINE uint pair_of_e4m3(uint codes) { return bf16_of_e4m3(codes & 0xff) | bf16_of_e4m3(codes >> 16 & 0xff) << 16; }
 INLINE void pdl_launch_dependents() {}
 INLINE void pdl_wait() {}
+INLINE void await_load(uint) {}
 INLINE void copy_async16(void* to, const void* from, bool valid) {
   if ((uint64_t)to % 16 || (valid && (uint64_t)from % 16)) abort();
   if (valid) memcpy(to, from, 16); else memset(to, 0, 16);

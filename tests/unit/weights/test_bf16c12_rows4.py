@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 
 import ml_dtypes
@@ -122,6 +123,31 @@ def _check_product(target: str, backend: Backend, n: int, k: int) -> None:
     compressed, plain = (np.abs(r - exact) for r in results)
     assert compressed.max() <= 1.1 * plain.max()
     assert np.abs(results[0] - results[1]).max() <= plain.max()
+
+
+class NormedProduct(Product):
+    """The epsilon is that of bfloat16, 2^-7."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(torch.nn.functional.rms_norm(x, x.shape[-1:]))
+
+
+@host
+@pytest.mark.parametrize("dialect", ["fragments"], indirect=True)
+def test_groups_of_threads_share_a_norm(dialect: str) -> None:
+    """The last workgroup has fewer units than groups, which all pass its barriers."""
+    n = 70
+    x = np.random.default_rng(n).standard_normal((1, 64)).astype(ml_dtypes.bfloat16)
+    w, backend = weights(n, 64), HostBackend()
+    w[np.abs(w.astype(np.float32)) > 100] = 0.5
+    program = compile_ir(
+        capture(NormedProduct(64, n), (torch.from_numpy(x.astype(np.float32)).bfloat16(),)), "host", weights="bf16c12"
+    )
+    assert re.search("GROUPS = [2-9]", "".join(program.sources.values()))
+    (result,) = Executor(program, load_weights(program, {"weight": w}, backend), backend).run([x]).values()
+    y = x.astype(np.float64) / np.sqrt((x.astype(np.float64) ** 2).mean() + 2.0**-7)
+    exact = y.astype(ml_dtypes.bfloat16).astype(np.float64) @ w.astype(np.float64).T
+    assert np.abs(result - exact).max() <= 0.01 * np.abs(exact).max()
 
 
 @host

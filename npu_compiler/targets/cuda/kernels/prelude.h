@@ -117,6 +117,10 @@ INLINE uint stream4(const void* p) {
   asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(p));
   return v;
 }
+// The compiler waits for a value before an instruction that reads it.
+INLINE void await_load(uint x) {
+  asm volatile("{ .reg .pred p; setp.eq.u32 p, %0, 0x9e3779b9; @p nanosleep.u32 1; }" :: "r"(x) : "memory");
+}
 INLINE void prefetch(const void* p, int bytes, int tid) {
   for (int i = tid * 128; i < bytes; i += (int)blockDim.x * 128)
     asm volatile("prefetch.global.L2 [%0];" :: "l"((const char*)p + i));

@@ -96,6 +96,7 @@ INLINE uint2 stream8(DEVICE const void* p) { return *(DEVICE const uint2*)p; }
 INLINE uint stream4(DEVICE const void* p) { return *(DEVICE const uint*)p; }
 INLINE void pdl_launch_dependents() {}
 INLINE void pdl_wait() {}
+INLINE void await_load(uint) {}
 INLINE void copy_async16(SMEM void* to, DEVICE const void* from, bool valid) {
   uint4 v = uint4(0);
   if (valid) v = *(DEVICE const uint4*)from;

@@ -7,11 +7,15 @@
 //
 // Constants of C: M; N, rows of the weight; K; LDA, elements between rows of the left operand; ROWS, PRODUCTS, THREADS;
 // ITEM: columns that a thread multiplies at once; PIECES of ITEM columns in a row; VECTORS: pieces of a thread; UNITS;
-// STEP: persistent workgroups, each of which computes every STEP-th unit. Types: X, of the left operand in registers.
+// STEP: persistent workgroups, each of which computes every STEP-th unit. GROUPS: groups of THREADS in a workgroup, each
+// of which computes a unit; SHARED_VECTORS: pieces of the left operand that a thread computes for all of them. SETTLES:
+// whether weights must have arrived before the kernel waits for its inputs, which are then not queued behind them.
+// Types: X, of the left operand in registers.
 //
 // Weights: a reader of one weight format. load(unit, at) loads the weights of a unit into registers before pdl_wait(),
-// and load_rest(at) loads the rest after it. multiply(sum, left, x, operand, at) adds to the sums [M][ROWS], and
-// reduce(sum, part, at) adds up those of a subgroup in part [ROWS * M]. Its type Operand holds data that all units need
+// and load_rest(at) loads the rest after it. settle() waits until what load() requested has arrived.
+// multiply(sum, left, x, operand, at) adds to the sums [M][ROWS], and reduce(sum, part, at) adds up those of a subgroup
+// in part [ROWS * M]. Its type Operand holds data that all units need
 // in addition to x; its make(left, x, at) is called once.
 // Left: the left operand. load_weights(at) is called before pdl_wait() and load_inputs(x, at) after it; make(x, at)
 // completes x [M][VECTORS]. element(k) returns element k of row 0 as a float, from the copy that put(k, ..) stored if
@@ -22,6 +26,47 @@
 
 template <class C> struct GemvLeft {
   Vec<typename C::X, C::ITEM> x[C::M][C::VECTORS];
+};
+
+// The pieces of the left operand that a thread computes for all groups of its workgroup.
+template <class C> struct SharedLeft {
+  Vec<typename C::X, C::ITEM> x[1][C::SHARED_VECTORS];
+};
+
+// The position of a thread in its group, which counts as a workgroup.
+template <class C> INLINE Thread in_group(Thread all) {
+  if (C::GROUPS == 1) return all;
+  const Thread at = {all.workgroup * C::GROUPS + all.tid / C::THREADS, all.tid % C::THREADS, all.lane,
+                     all.subgroup % (C::THREADS / 32)};
+  return at;
+}
+
+// Completes the left operand. The groups of a workgroup share it through shared memory.
+template <class C, int GROUPS> struct LeftMaker {
+  template <class Left> static INLINE void make(THREAD Left& left, THREAD GemvLeft<C>& x, Thread at, Thread all) {
+    const int all_threads = C::THREADS * GROUPS;
+    SharedLeft<C> mine;
+    left.make(mine, all);
+#pragma unroll
+    for (int v = 0; v < C::SHARED_VECTORS; v++) {
+      const int piece = v * all_threads + all.tid;
+      if (C::SHARED_VECTORS * all_threads == C::PIECES || piece < C::PIECES) left.put(piece * C::ITEM, mine.x[0][v]);
+    }
+    barrier();
+#pragma unroll
+    for (int v = 0; v < C::VECTORS; v++) {
+      const int piece = v * C::THREADS + at.tid;
+      const bool ok = C::VECTORS * C::THREADS == C::PIECES || piece < C::PIECES;
+      const Vec<bf16, C::ITEM> y = left.piece(ok ? piece * C::ITEM : 0);
+#pragma unroll
+      for (int e = 0; e < C::ITEM; e++) x.x[0][v].v[e] = ok ? to_f32(y.v[e]) : 0.0f;
+    }
+  }
+};
+template <class C> struct LeftMaker<C, 1> {
+  template <class Left> static INLINE void make(THREAD Left& left, THREAD GemvLeft<C>& x, Thread at, Thread) {
+    left.make(x, at);
+  }
 };
 
 // A left operand in memory, loaded as vectors if ALIGNED.
@@ -77,6 +122,10 @@ template <class C> struct DenseWeights {
       }
   }
   INLINE void load_rest(Thread) {}
+  INLINE void settle() const {
+    for (int r = 0; r < C::ROWS; r++)
+      for (int v = 0; v < C::VECTORS; v++) await_load(w[r][v].x);
+  }
   template <class Left>
   INLINE void multiply(THREAD float (&sum)[C::M][C::ROWS], THREAD Left&, THREAD const GemvLeft<C>& left,
                        THREAD const Operand&, Thread) {
@@ -132,24 +181,29 @@ template <class C> struct GemvResults {
   }
 };
 
-// One workgroup per unit. part: [THREADS / 32, ROWS * M].
+// One group per unit. part: [GROUPS, THREADS / 32, ROWS * M].
 template <class C, class Weights, class Left, class Epilogue>
-INLINE void gemv(Weights weights, Left left, Epilogue epilogue, SMEM float* part, Thread at) {
+INLINE void gemv(Weights weights, Left left, Epilogue epilogue, SMEM float* part, Thread all) {
+  const Thread at = in_group<C>(all);
+  const bool active = C::UNITS % C::GROUPS == 0 || at.workgroup < C::UNITS;
   GemvResults<C> results(at.workgroup, at.tid);
+  results.active = results.active && active;
   GemvLeft<C> x;
   float sum[C::M][C::ROWS] = {};
-  weights.load(at.workgroup, at);
-  left.load_weights(at);
+  weights.load(active ? at.workgroup : C::UNITS - 1, at);
+  left.load_weights(C::GROUPS == 1 ? at : all);
   epilogue.load_weights(results.row, results.column, results.active);
+  if (C::SETTLES) weights.settle();
   pdl_wait();
-  left.load_inputs(x, at);
+  left.load_inputs(x, C::GROUPS == 1 ? at : all);
   epilogue.load_inputs(results.row, results.column, results.active);
   weights.load_rest(at);
-  left.make(x, at);
+  LeftMaker<C, C::GROUPS>::make(left, x, at, all);
   typename Weights::Operand operand;
   operand.make(left, x, at);
   weights.multiply(sum, left, x, operand, at);
-  results.store(weights, sum, epilogue, part, at);
+  const int group = all.tid / C::THREADS, size = GemvResults<C>::SUBGROUPS * GemvResults<C>::SUMS;
+  results.store(weights, sum, epilogue, part + group * size, at);
 }
 
 // One workgroup per unit of long rows, whose pieces a thread loads in a loop. VECTORS is 1.
@@ -183,14 +237,17 @@ INLINE void gemv_unit(
 }
 
 // STEP persistent workgroups, each of which computes every STEP-th unit. The left operand is computed once. While one
-// unit is multiplied, the weights of the next are loaded. part: [2, THREADS / 32, ROWS * M].
+// unit is multiplied, the weights of the next are loaded. At first, the second unit's are requested when the first
+// unit's have arrived: a longer queue would delay what the preceding kernels load and store.
+// part: [2, THREADS / 32, ROWS * M].
 template <class C, class Weights, class Left, class Epilogue>
 INLINE void gemv_persistent(Weights even, Left left, Epilogue epilogue, SMEM float* part, Thread at) {
   Weights odd = even;
   GemvLeft<C> x;
   if (at.workgroup < C::UNITS) even.load(at.workgroup, at);
-  if (at.workgroup + C::STEP < C::UNITS) odd.load(at.workgroup + C::STEP, at);
   left.load_weights(at);
+  even.settle();
+  if (at.workgroup + C::STEP < C::UNITS) odd.load(at.workgroup + C::STEP, at);
   pdl_wait();
   left.load_inputs(x, at);
   left.make(x, at);

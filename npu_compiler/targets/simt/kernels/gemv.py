@@ -25,6 +25,7 @@ from .reductions import RowReduction
 MAX_ROWS = 4  # of the left operand; products of more rows compute tiles
 REGISTERS = 16  # the most 16-byte loads that a thread keeps in registers
 AT_ONCE = 5  # how many it should keep
+MAX_SHARING = 384  # threads of a workgroup whose groups share the left operand
 OTHER_REGISTERS = 28  # of a thread, in addition to weights and left operand
 
 
@@ -125,6 +126,8 @@ class Reader(NamedTuple):
     the file that defines it. ``sizes``: constants in addition to those of ``gemv.h``. ``per_unit``: workgroups that
     should be resident on an SM; 0: any number. ``elements``: whether it reads single elements of the left operand.
     ``types``: aliases of C++ types in addition to those of ``gemv.h``. ``text``: what defines these types.
+    ``shares``: whether groups of threads may share a left operand that they compute; it must be bfloat16.
+    ``settles``: whether workgroups that are not persistent wait for weights before they wait for their inputs.
     """
 
     template: str
@@ -135,6 +138,8 @@ class Reader(NamedTuple):
     elements: bool = False
     types: Mapping[str, str] = {}
     text: str = ""
+    shares: bool = False
+    settles: bool = False
 
 
 def emit_gemv(kernel: Gemm, dialect: Dialect) -> Emission:
@@ -157,26 +162,41 @@ def instantiate(kernel: Gemm, dialect: Dialect, shape: Shape, reader_of: Callabl
     units, pieces, size = blocks(n, rows), a.k // item, dtypes.DTYPES[x.dtype].size
     persistent = _persistent_workgroups(shape, units, dialect)
     reader = reader_of(persistent)
-    f.per_unit = reader.per_unit
+    groups = _groups(shape, units, dialect) if prologue and reader.shares and not persistent else 1
+    shared_vectors = blocks(a.k // item, threads * groups)
+    f.per_unit = max(1, reader.per_unit // groups) if reader.per_unit else 0
     weights = f.pointer(kernel.rhs)
     sizes = dict(
         M=a.m, N=n, K=a.k, LDA=a.lda, ROWS=rows, PRODUCTS=products, THREADS=threads, ITEM=item, PIECES=pieces,
-        VECTORS=shape.vectors or 1, UNITS=units, STEP=persistent,
+        VECTORS=shape.vectors or 1, UNITS=units, STEP=persistent, GROUPS=groups, SHARED_VECTORS=shared_vectors,
+        SETTLES=reader.settles,
         ALIGNED=size * item <= 16 and x.offset * size % 16 == 0 and (a.m == 1 or a.lda * size % 16 == 0),
     )  # fmt: skip
     types = {"X": "float" if prologue else ctype(x.dtype), "W": ctype(kernel.weight.dtype), **reader.types}
     if reader.text:
         f.before.append(reader.text)
     if prologue:
-        left = _Prologue(f, kernel, threads, shape.vectors, item, reader.elements).emit()
+        vectors = shared_vectors if groups > 1 else shape.vectors
+        left = _Prologue(f, kernel, threads * groups, vectors, item, reader.elements, groups > 1).emit()
     else:
         left = f"LoadedLeft<@NAME@_sizes>{{{f.pointer(0)}}}"
     epilogue = _epilogue(kernel, f, products, bool(persistent))
-    part = f.array("float", "part", (2 if persistent else 1) * subgroups(threads) * rows * a.m)
+    part = f.array("float", "part", groups * (2 if persistent else 1) * subgroups(threads) * rows * a.m)
     name = "gemv_persistent" if persistent else "gemv" if shape.vectors else "gemv_long_rows"
     made = f"{reader.template}<@NAME@_sizes>{{{reader.made.format(weights)}}}"
     f.template(name, reader.header, types, {**sizes, **reader.sizes}, made, left, epilogue, part)
-    return f.finish(persistent or units, threads)
+    return f.finish(persistent or blocks(units, groups), threads * groups)
+
+
+def _groups(shape: Shape, units: int, dialect: Dialect) -> int:
+    """Return the number of groups of threads in a workgroup that share the left operand: all that an SM has, as far as
+    they divide into workgroups of no more than MAX_SHARING threads."""
+    device = dialect.device
+    if not device.registers:
+        return 1
+    per_unit = blocks(units, device.units)
+    fit = [n for n in range(1, per_unit + 1) if n * shape.threads <= MAX_SHARING]
+    return max((n for n in fit if per_unit % n == 0), default=1)
 
 
 def _epilogue(kernel: Gemm, f: Function, products: int, persistent: bool) -> str:
@@ -197,7 +217,7 @@ def _epilogue(kernel: Gemm, f: Function, products: int, persistent: bool) -> str
 class _Prologue:
     """A left operand of one row that every workgroup computes. A thread computes the pieces that it multiplies."""
 
-    def __init__(self, f: Function, kernel: Gemm, threads: int, vectors: int, item: int, elements: bool):
+    def __init__(self, f: Function, kernel: Gemm, threads: int, vectors: int, item: int, elements: bool, shared: bool):
         prologue, k = kernel.prologue, kernel.k
         assert prologue is not None
         self.threads, self.vectors, self.item, self.k = threads, vectors, item, k
@@ -208,11 +228,11 @@ class _Prologue:
         self.s = scalars_for(self.nest, self.members, self.row.steps)
         self.points = Points(self.s, self.nest, self.lane, item)
         self.whole = vectors * threads * item == k
-        self.elements = elements
+        self.elements, self.shared = elements, shared
 
     def emit(self) -> str:
         """Define the functor: ``load_weights``, ``load_inputs`` and ``make``; for readers of single elements also
-        ``put`` and ``element``."""
+        ``put`` and ``element``, and for groups that share it ``put`` and ``piece``."""
         out, x = self.members.lines, "THREAD Left& left"
         with self._method("void load_weights(Thread at)"):
             self._load(constant=True)
@@ -220,12 +240,19 @@ class _Prologue:
             self._load(constant=False)
         with self._method(f"void make({x}, Thread at)"):
             self._make()
-        out.add(f"CONSTANTS bool PUTS = {'true' if self.elements else 'false'};")
-        if self.elements:
+        out.add(f"CONSTANTS bool PUTS = {'true' if self.elements and not self.shared else 'false'};")
+        if self.elements or self.shared:
             whole = self.members.array("bf16", "whole", self.k)
             out.add(f"INLINE float element(int k) const {{ return to_f32({whole}[k]); }}")
             out.add(f"INLINE void put(int k, float x) {{ {whole}[k] = to_bf16(x); }}")
             out.add(f"INLINE void put(int k, uint4 x) {{ *(SMEM uint4*)({whole} + k) = x; }}")
+            vec = f"Vec<bf16, {self.item}>"
+            out.add(f"INLINE void put(int k, THREAD const Vec<float, {self.item}>& x) {{")
+            out.add(f"  {vec} y;")
+            out.add(f"  for (int e = 0; e < {self.item}; e++) y.v[e] = to_bf16(x.v[e]);")
+            out.add(f"  *(SMEM {vec}*)({whole} + k) = y;")
+            out.add("}")
+            out.add(f"INLINE {vec} piece(int k) const {{ return *(SMEM const {vec}*)({whole} + k); }}")
         self.members.checks |= self.s.checks
         return self.members.finish()
 

@@ -38,6 +38,10 @@ template <class C> struct Rows4 {
     }
   }
   INLINE void load_rest(Thread at) { load_pieces(C::AHEAD, C::VECTORS, at); }
+  INLINE void settle() const {
+#pragma unroll
+    for (int v = 0; v < C::VECTORS; v++) await_load(codes[v].x ^ low[v][0].x ^ low[v][1].x);
+  }
 
   // Returns row r of piece v as bfloat16, without its scale.
   INLINE uint4 row(int v, int r) const {
@@ -87,6 +91,7 @@ template <class C> struct Rows4Weights {
   Rows4<C> w;
   INLINE void load(int unit, Thread at) { w.load(unit, at); }
   INLINE void load_rest(Thread at) { w.load_rest(at); }
+  INLINE void settle() const { w.settle(); }
   template <class Left>
   INLINE void multiply(THREAD float (&sum)[1][4], THREAD Left& left, THREAD const GemvLeft<C>& x, THREAD const Operand&,
                        Thread) {

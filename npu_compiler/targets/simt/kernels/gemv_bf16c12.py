@@ -32,7 +32,10 @@ def emit_gemv_bf16c12(kernel: Gemm, dialect: Dialect) -> Emission:
         name, header = "Rows4Weights", "gemv_bf16c12.h"
         if dialect.fragment_access:
             name, header = "Rows4Fragments", "gemv_bf16c12_mma.h"
-        return Reader(name, "{{{0}}}", header, sizes, per_unit, elements=True)
+        whole = ahead == shape.vectors  # all weights are requested early
+        return Reader(
+            name, "{{{0}}}", header, sizes, per_unit, elements=True, shares=dialect.fragment_access, settles=whole
+        )
 
     return instantiate(kernel, dialect, shape, reader)
 

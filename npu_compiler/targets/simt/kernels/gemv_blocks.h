@@ -33,6 +33,10 @@ template <class C, int COLUMNS> struct BlockPieces {
     if (WHOLE) whole.load_scales(four, 0);
   }
   INLINE void load_rest(Thread at) { load(C::AHEAD, C::VECTORS, at); }
+  INLINE void settle() const {
+#pragma unroll
+    for (int v = 0; v < C::VECTORS; v++) await_load(pieces[v].codes.low[0]);
+  }
   // Adds a sum over sub-block i of piece v to that of row r. `left`: the sum of the same elements of x.
   INLINE void add(THREAD float (&sum)[1][4], float dot, float left, int v, int i, int r) const {
     sum[0][r] += WHOLE ? dot : dot * pieces[v].scale(i, r);
@@ -68,6 +72,7 @@ template <class C> struct BlockWeights {
   W w;
   INLINE void load(int unit, Thread at) { w.load_first(unit, at); }
   INLINE void load_rest(Thread at) { w.load_rest(at); }
+  INLINE void settle() const { w.settle(); }
   template <class Left>
   INLINE void multiply(THREAD float (&sum)[1][4], THREAD Left&, THREAD const GemvLeft<C>& x,
                        THREAD const Operand& operand, Thread) {

@@ -16,7 +16,7 @@ from .gemv import Reader, Shape, instantiate
 from .gemv_bf16c12 import resident
 
 FEW_GROUPS = 4  # of rows for each SM
-SMALL_PIECE = 6  # registers; for such pieces three subgroups share the norm in front of a product
+SMALL_PIECE = 6  # registers; for such pieces more subgroups share the norm in front of a product
 _ONCE = re.compile(r"^#pragma once\n", re.MULTILINE)
 
 
@@ -39,8 +39,8 @@ def emit_gemv_blocks(kernel: Gemm, dialect: Dialect) -> Emission:
     assert isinstance(layout, BlockRows)
     device, row_groups = dialect.device, blocks(kernel.n * (1 + kernel.dual), ROWS)
     shape = choose_shape(kernel.k, row_groups, layout, device)
-    fragments = dialect.fragment_access and kernel.inputs[0].dtype == "bfloat16"
-    exact = kernel.inputs[0].dtype == "float32"
+    left = kernel.prologue.outputs[0].dtype if kernel.prologue is not None else kernel.inputs[0].dtype
+    fragments, exact = dialect.fragment_access and left == "bfloat16", left == "float32"
 
     def reader(persistent: int) -> Reader:
         per_unit, ahead = shape.per_unit if persistent else 0, shape.vectors
@@ -50,7 +50,7 @@ def emit_gemv_blocks(kernel: Gemm, dialect: Dialect) -> Emission:
         name, header = ("BlockFragments", "gemv_blocks_mma.h") if fragments else ("BlockWeights", "gemv_blocks.h")
         return Reader(
             name, "{{{0}}}", header, {"AHEAD": ahead, "EXACT": exact}, per_unit, types={"F": format.name},
-            text=format_text(format, layout),
+            text=format_text(format, layout), shares=fragments and _registers(layout) <= SMALL_PIECE, settles=True,
         )  # fmt: skip
 
     return instantiate(kernel, dialect, shape, reader)

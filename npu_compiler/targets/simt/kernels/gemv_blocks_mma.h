@@ -51,6 +51,7 @@ template <class C> struct BlockFragments {
   }
   INLINE void load(int unit, Thread at) { w.load_first(unit, at); }
   INLINE void load_rest(Thread at) { w.load_rest(at); }
+  INLINE void settle() const { w.settle(); }
   template <class Left>
   INLINE void multiply(THREAD float (&sum)[1][4], THREAD Left&, THREAD const GemvLeft<C>&, THREAD const Operand& operand,
                        Thread at) {

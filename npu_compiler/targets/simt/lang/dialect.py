@@ -35,7 +35,8 @@ bytes       ``uint byte_permute(uint low, uint high, uint which)``: byte n of th
             ``uint pair_of_e4m3(uint)``: two e4m3 numbers, 16 bits apart, as bfloat16;
             ``uint masked_or(uint x, uint mask, uint rest)``: (x & mask) | rest
 loads       ``uint4 load16(DEVICE const void*)``; ``stream16``, ``uint2 stream8`` and ``uint stream4`` for data that is
-            read once and written by no kernel
+            read once and written by no kernel; ``await_load(uint)`` waits until a loaded value has arrived, and may be
+            empty
 launch      programmatic dependent launch: ``pdl_launch_dependents()`` lets the next kernel start, ``pdl_wait()`` waits
             until what earlier kernels wrote is visible (weights may be read before). Both may be empty.
             ``prefetch(DEVICE const void* p, int bytes, int tid)``, called by all threads of a workgroup, loads data
