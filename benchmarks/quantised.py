@@ -28,6 +28,8 @@ from npusim.builtin import captured
 from npusim.quantization import calibrate
 from npusim.quantization.network import Network
 
+PAUSE = 0.1  # seconds after which the threads of the engine before have stopped spinning
+BURST = 0.2  # seconds
 ALLOWED = 0.05  # largest difference from ONNX Runtime's logits, relative to the largest logit
 
 
@@ -68,15 +70,19 @@ def engines(args: argparse.Namespace) -> tuple[dict[str, Callable[[], Any]], dic
 
 
 def measure(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, list[float]]:
-    """Return milliseconds of single runs; the engines take turns."""
+    """Return milliseconds of single runs; the engines take turns of BURST seconds."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         for name, call in calls.items():
+            time.sleep(PAUSE)
             call()  # warms the caches that the engine before has filled
-            start = time.perf_counter()
-            call()
-            times[name].append(1e3 * (time.perf_counter() - start))
+            start = now = time.perf_counter()
+            while now - start < BURST:
+                begin = now
+                call()
+                now = time.perf_counter()
+                times[name].append(1e3 * (now - begin))
     return times
 
 

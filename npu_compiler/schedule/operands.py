@@ -26,12 +26,27 @@ def decoded(layout: Layout, operand: int, nbytes: int, position: Sequence[Expr])
     """Return element [row, column] of a table in panels, of ``nbytes`` each, of a layout."""
     row, column = position
     panel = row // layout.panel
+    narrow: dict[Expr, Expr] = {}
 
     def read(at: Expr) -> Expr:
-        return expr.load(operand, "uint8", (panel, at)).cast("int64")
+        byte = expr.load(operand, "uint8", (panel, at))
+        narrow[byte.cast("int64")] = byte.cast("int32")
+        return byte.cast("int64")
 
     element: Expr = layout.element(read, lambda x: x.cast("float32"), row, column, nbytes)
-    return element
+    return _narrowed(element, frozenset(narrow), narrow)
+
+
+def _narrowed(e: Expr, bytes_read: frozenset[Expr], known: dict[Expr, Expr]) -> Expr:
+    """Return an element with int32 in place of int64, except in addresses, so that twice as many lanes fit a register.
+    Its numbers, bytes and the fraction of a float32 number, have at most 24 bits."""
+    if e not in known:
+        if e.dtype != "float32" and bytes_read.isdisjoint(expr.walk(e)):
+            known[e] = e.cast("int32")  # a place among bits
+        else:
+            args = [_narrowed(a, bytes_read, known) for a in e.args]
+            known[e] = args[0].cast(e.dtype) if e.op == "cast" else expr.call(e.op, *args) if args else e
+    return known[e]
 
 
 class Operands:
