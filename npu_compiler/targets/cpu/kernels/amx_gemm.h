@@ -3,7 +3,7 @@
 // Panels in a weight format are unpacked, and plain ones prefetched, between the products of the panel before. The rows
 // of a block, or a slice of them, stay in L2. Products whose weights stay in L2 run in amx_blocked().
 #pragma once
-#include "amx_tile.h"
+#include "amx_blocked.h"
 
 #if NPU_AMX
 namespace npu {

@@ -2,7 +2,7 @@
 // and a panel of int8 weights is two B tiles in VNNI order as well. The plans for bf16 therefore serve them: two uint8
 // take the place of one bf16, so a row has half as many elements.
 #pragma once
-#include "amx_tile.h"
+#include "amx_blocked.h"
 
 #if NPU_AMX
 namespace npu {

@@ -11,7 +11,7 @@
 // A block or panel with an infinity or NaN is computed with floats, because an infinity times a piece that is zero is
 // NaN. Pieces below the smallest normal number count as zero.
 #pragma once
-#include "amx_tile.h"
+#include "amx_blocked.h"
 
 #if NPU_AMX
 namespace npu {

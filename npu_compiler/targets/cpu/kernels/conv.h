@@ -190,7 +190,9 @@ template <class D, class TW, bool DIVIDE = true> struct AmxConvPlan {
   static constexpr int PIECES = 1;
   static constexpr bool ROWS_FIRST = false;
   static constexpr bool WHOLE_STEPS = DIVIDE && CU % AMX_UNITS == 0 && D::R * D::S > 1;
-  static constexpr long PHASES_H = WHOLE_STEPS ? D::stride_h : 1, PHASES_W = WHOLE_STEPS ? D::stride_w : 1;
+  // Without phases, rows of the output begin a tile: phases are worth their copy if these are less than 4/5 full.
+  static constexpr bool PHASED = WHOLE_STEPS && 5 * D::OW < 4 * AMX_ROWS * ceil_div(D::OW, AMX_ROWS);
+  static constexpr long PHASES_H = PHASED ? D::stride_h : 1, PHASES_W = PHASED ? D::stride_w : 1;
   static constexpr long PHASES = PHASES_H * PHASES_W;
   static constexpr long SH = D::stride_h / PHASES_H, SW = D::stride_w / PHASES_W;  // of positions in the copy
   static constexpr long WIDTH = ceil_div((D::OW - 1) * D::stride_w + (D::S - 1) * D::dil_w + 1, PHASES_W);

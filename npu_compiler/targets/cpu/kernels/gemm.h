@@ -7,10 +7,10 @@
 // (for uint8 rows), zero padded, or panels of a weight format (storage.h). pack_b() packs a matrix that is computed at run time. epi(acc, row, col, lanes) receives
 // VL neighbouring columns of row b * M + m.
 #pragma once
+#include "amx_blocked.h"
 #include "amx_gemm.h"
 #include "amx_int8.h"
 #include "amx_pieces.h"
-#include "amx_tile.h"
 #include "gemv.h"
 #include "tile.h"
 
