@@ -26,7 +26,7 @@ from npu_compiler.support.dtypes import numpy_dtype, promote
 from npu_runtime import CPUBackend, DAGExecutor, Executor
 
 from ..support.ir_files import FILES, random_weights
-from ..support.sweeps import FULL
+from ..support.sweeps import FULL, IN_FULL
 from ..support.torch_oracle import run_ir
 from .gate import Expected, compile_and_run, compile_whole, expect, join
 from .random_models import randomise
@@ -215,7 +215,7 @@ def test_float_types_of_the_mixed_graph() -> None:
     assert numpy_dtype("bfloat16") == weights(MIXED)["model.lm_head.weight"].dtype
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=IN_FULL), "bfloat16"])
 def test_our_own_capture_of_transformers_is_one_program(dtype: str) -> None:
     """Positions as an argument: transformers then looks for packed texts in them (``diff``) and masks accordingly."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")

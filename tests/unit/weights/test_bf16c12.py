@@ -97,7 +97,7 @@ SIZES = [(1, 70, 64), (3, 32, 5000), (4, 160, 576), (5, 70, 64), (33, 160, 576),
 PRODUCTS = [(*size, target) for target in TARGETS for size in SIZES]
 
 
-@pytest.mark.parametrize(("m", "n", "k", "target"), PRODUCTS if FULL else PRODUCTS[:6] + PRODUCTS[6::2])
+@pytest.mark.parametrize(("m", "n", "k", "target"), PRODUCTS if FULL else PRODUCTS[:6] + PRODUCTS[6::4])
 def test_products(m: int, n: int, k: int, target: str) -> None:
     ir = capture(Product(k, n), (torch.zeros(m, k, dtype=torch.bfloat16),))
     w = weights(n, k, seed=k)
