@@ -34,6 +34,7 @@ from readme import write_section
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 RESULTS = ROOT / "benchmarks" / "results" / "h200.json"
+INT8_ERROR = 0.05  # largest error of 8-bit networks, relative to the largest score
 
 
 READ = r"""
@@ -175,6 +176,43 @@ def image(args: argparse.Namespace, name: str, batch: int) -> dict[str, Any]:
     return {"rows": measured, "verdict": checked, "batch": batch, **ours.facts()}
 
 
+def quantised_image(args: argparse.Namespace, name: str, batch: int) -> dict[str, Any]:
+    """Measure a ResNet that ``npusim quantize``'s code quantised to 8 bits; PyTorch runs the network in float16.
+
+    The verdict compares some results with those of the CPU target, which have to be equal, and with float64.
+    """
+    import torch
+    from gpu_models import quantised_resnet, resnet
+    from torch._inductor import config as inductor
+
+    import npu_compiler
+    from npu_runtime import CPUBackend, Executor
+
+    inductor.freezing = True
+    torch.backends.cudnn.benchmark = True
+    model = resnet(name).to(memory_format=torch.channels_last)
+    some = min(batch, 4)
+    (graph, few), weights = quantised_resnet(model, (batch, some))
+    ours = Ours(args.work, name, weights, npu_compiler.compile(graph, "cuda"))
+    x = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(1))
+    ours.bind("main", [x.numpy()])
+    theirs = x.half().cuda().to(memory_format=torch.channels_last)
+    found, eager = ours.result(x.numpy())[:some], model(theirs)[:some].double().cpu().numpy()
+    exact = copy.deepcopy(model).double()(x[:some].double().cuda()).cpu().numpy()
+    (cpu,) = Executor(npu_compiler.compile(few, "cpu"), weights, CPUBackend()).run([x[:some].numpy()]).values()
+    largest = np.abs(exact).max()
+    errors = [float(np.abs(y - exact).max() / largest) for y in (found, eager)]
+    equal = float((found == cpu).mean())
+    checked = {
+        "error": errors[0], "eager_error": errors[1], "allowed": INT8_ERROR, "equal_to_cpu": equal,
+        "within_gate": errors[0] <= INT8_ERROR and equal == 1.0,
+        "top_kept": bool((found.argmax(1) == exact.argmax(1)).all()),
+    }  # fmt: skip
+
+    measured = compare(ours, model, (theirs,), args)
+    return {"rows": measured, "verdict": checked, "batch": batch, **ours.facts()}
+
+
 def cold_start(args: argparse.Namespace) -> dict[str, Any]:
     """Measure from the start of a process to the first token of a compiled Qwen2.5-1.5B with cached packed weights."""
     import safetensors.torch
@@ -233,6 +271,7 @@ PARTS: dict[str, tuple[Callable[..., dict[str, Any]], tuple[Any, ...], list[str]
         for name in ("resnet50", "resnet18")
         for batch in (1, 256)
     },
+    **{f"{name}-256-int8": (quantised_image, (name, 256), [GRAPH, OVERHEAD]) for name in ("resnet50", "resnet18")},
     "cold-start": (cold_start, (), []),
 }
 READY = "ready to measure"
@@ -248,7 +287,7 @@ def measure_all(names: list[str], args: argparse.Namespace) -> None:
     for name in names:
         peers = PARTS[name][2] if args.peers is None else args.peers
         alone = AUTOTUNE in peers or name == "cold-start"
-        groups.setdefault(name if alone else PARTS[name][0] is image, []).append(name)
+        groups.setdefault(name if alone else PARTS[name][0] in (image, quantised_image), []).append(name)
     for group in groups.values():
         children = {name: _child(name, args, len(group)) for name in group}
         waiting = {name: child for name, child in children.items() if _forward(child, READY)}

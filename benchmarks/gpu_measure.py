@@ -124,9 +124,9 @@ def host_microseconds(run: Callable[[], Any], wait: Callable[[], Any]) -> float:
 
 
 class Ours:
-    """A program on the GPU with one entry point bound."""
+    """A program on the GPU with one entry point bound: ``program``, or the one of that name in ``work``."""
 
-    def __init__(self, work: Path, name: str, weights: Any):
+    def __init__(self, work: Path, name: str, weights: Any, program: Any = None):
         import torch
         from gpu_models import programs
 
@@ -135,7 +135,7 @@ class Ours:
         from npu_runtime.backends.cuda import CUDABackend
 
         self.backend = CUDABackend()
-        self.program = CompiledProgram.load(programs(work)[name])
+        self.program = program or CompiledProgram.load(programs(work)[name])
         self.weights = load_weights(self.program, weights, self.backend)
         self.stream = torch.cuda.ExternalStream(self.backend.stream.ptr)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -148,6 +149,29 @@ def resnet(name: str) -> nn.Module:
     with torch.no_grad():
         model.train()(torch.randn(16, 3, 224, 224, device="cuda"))
     return model.eval().half()
+
+
+def quantised_resnet(model: nn.Module, batches: Iterable[int]) -> tuple[list[Any], dict[str, np.ndarray]]:
+    """Return a ResNet as graphs of 8-bit integers, one for each batch size, and their weights. Random images calibrate
+    it on the GPU."""
+    from npu_compiler import capture
+    from npu_compiler.frontend import state_dict_numpy
+    from npusim.quantization import calibrate
+    from npusim.quantization.network import Network
+
+    wide = copy.deepcopy(model).float().cpu().to(memory_format=torch.contiguous_format)
+    weights = state_dict_numpy(wide)
+
+    def network(batch: int) -> Network:
+        return Network(capture(wide, (torch.zeros(batch, 3, 224, 224),)), weights)
+
+    few = network(2)
+    (name,) = (t.name for t in few.ir.graph_inputs)
+    rng = np.random.default_rng(2)
+    samples = [{name: rng.standard_normal((2, 3, 224, 224)).astype(np.float32)} for _ in range(2)]
+    parameters = calibrate.parameters(few, calibrate.observe(few, samples, "cuda"), "minmax")
+    made = [network(batch).quantized(parameters) for batch in batches]
+    return [graph for graph, _ in made], made[0][1]
 
 
 # -- the same decoder in plain PyTorch -----------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def _label(name: str) -> str:
         return f"Qwen2.5-1.5B, {stored}, one token at position {int(number):,}"
     if kind == "prefill":
         return f"Qwen2.5-1.5B, {stored}, a prompt of {number}"
-    return f"{kind.replace('resnet', 'ResNet-')}, float16, batch {number}"
+    return f"{kind.replace('resnet', 'ResNet-')}, {format[0] if format else 'float16'}, batch {number}"
 
 
 def _rate(name: str, part: dict[str, Any], ms: float) -> list[str]:
@@ -72,7 +72,8 @@ def _caption(results: dict[str, Any]) -> str:
         "the speedup over the fastest of the others. Random weights and inputs. Errors against float32 "
         "(ResNet: float64) are at most 1.1 × PyTorch eager's in the same dtype, and the largest scores the same, "
         "unless marked ✗. TB/s counts bytes actually read: npusim stores the weights that a token reads in 12 bits, "
-        "without loss. Prompts in bfloat16 are measured with `--speed-over-memory`, which keeps the elements of the "
+        "without loss. 8-bit networks have the CPU target's results, bit for bit, and at most 5 % of the largest score "
+        "as error; PyTorch runs them in float16. Prompts in bfloat16 are measured with `--speed-over-memory`, which keeps the elements of the "
         "weights too; by default, a prompt decodes them in every run."
     ]
     host = [p["host_us"] for p in found.values() if "host_us" in p]
