@@ -72,9 +72,9 @@ def _caption(results: dict[str, Any]) -> str:
         "the speedup over the fastest of the others. Random weights and inputs. Errors against float32 "
         "(ResNet: float64) are at most 1.1 × PyTorch eager's in the same dtype, and the largest scores the same, "
         "unless marked ✗. TB/s counts bytes actually read: npusim stores the weights that a token reads in 12 bits, "
-        "without loss. 8-bit networks have the CPU target's results, bit for bit, and at most 5 % of the largest score "
-        "as error; PyTorch runs them in float16. Prompts in bfloat16 are measured with `--speed-over-memory`, which keeps the elements of the "
-        "weights too; by default, a prompt decodes them in every run."
+        "without loss. 8-bit networks have the CPU target's results, bit for bit, with an error of at most 5 % of the "
+        "largest score; PyTorch runs them in float16. Prompts in bfloat16 are measured with `--speed-over-memory`, "
+        "which keeps the elements of the weights too; by default, a prompt decodes them in every run."
     ]
     host = [p["host_us"] for p in found.values() if "host_us" in p]
     if host:

@@ -1,8 +1,8 @@
 """Convolutions of few channels on Hopper: the supported kernels, and the arguments of the template in
 ``kernels/tma_conv.h``, which loads lines of pixels once for all taps of the filters.
 
-It supports 64 channels, and images in the layout of ``image_rows.py``: the pixels that a row of a filter reads are
-neighbouring elements, and neighbouring results begin 16 bytes apart, so their rows overlap.
+It supports 64 channels of 8 or 16 bits, and images in the layout of ``image_rows.py``: the pixels that a row of a
+filter reads are neighbouring elements, and neighbouring results begin 16 bytes apart, so their rows overlap.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .tma_gemm import TmaGemm, pixel_strides
 
 BLOCK = 8  # results of a line, and lines, that wgmma multiplies together
 ROW, APART = 32, 8  # elements that a row of a filter reads of an image, and distance of two such rows
-CHANNELS = 64
+CHANNELS, BYTE_CHANNELS = 64, 32  # two-byte units of a pixel, and those of 8-bit elements
 MAX_BOX = 256  # pixels and lines in one TMA load
 MAX_PITCH = (1 << 14) - 1  # in the matrix descriptor of wgmma, in units of 16 bytes
 MIN_DENSITY = 0.75  # the smallest fraction of computed results that are used: blocks extend beyond the ends of lines
@@ -40,8 +40,9 @@ def supports_tma_conv(kernel: Conv2d, dialect: Dialect) -> bool:
     """Whether :func:`emit_tma_conv` supports ``kernel``: its lines fit in shared memory, and there are enough of
     them."""
     units, kind = in_units(kernel), operand_type(kernel)
-    if not isinstance(units, Conv2d) or kind is None or (kind.elements > 1 and not _is_rows(units)):
+    if not isinstance(units, Conv2d) or kind is None:
         return False
+    channels = BYTE_CHANNELS if kind.elements > 1 else CHANNELS
     kernel, device = units, device_of(dialect)
     a, w = kernel.inputs[0], kernel.weight
     if kernel.groups > 1 or kernel.splits > 1 or a.offset % 8 or w.offset % 8 or kernel.stride[1] > 1:
@@ -53,7 +54,7 @@ def supports_tma_conv(kernel: Conv2d, dialect: Dialect) -> bool:
     else:
         _, oh, ow, _ = kernel.outputs[0].shape
         dense = oh * ow >= MIN_DENSITY * _bands(kernel) * _tiles(kernel) * BLOCK * BLOCK
-        fits = a.shape[3] == CHANNELS <= a.strides[2] and math.prod(kernel.kernel_size) > 1 and dense
+        fits = a.shape[3] == channels <= a.strides[2] and math.prod(kernel.kernel_size) > 1 and dense
     if not fits or _plan(kernel, device) is None or kernel.channels[1] % kind.columns:
         return False
     return _bands(kernel) * kernel.outputs[0].shape[0] >= _min_bands(kernel, device)
@@ -101,7 +102,7 @@ def _pitch(kernel: Conv2d) -> int:
     if _is_rows(kernel):
         return kernel.inputs[0].strides[1]
     over = (kernel.kernel_size[1] - 1) * kernel.dilation[1]
-    return (_tiles(kernel) * BLOCK + over) * CHANNELS
+    return (_tiles(kernel) * BLOCK + over) * kernel.channels[0]
 
 
 def _stage(kernel: Conv2d) -> int:
@@ -124,7 +125,7 @@ def _plan(kernel: Conv2d, device: CUDADevice) -> Plan | None:
     n = min((n for n in (*WIDTHS, *ONE_TILE) if n >= k), default=0)
     if not n or kernel.stride[0] * pitch // 8 > MAX_PITCH:
         return None
-    if not _is_rows(kernel) and max(pitch // CHANNELS, _lines(kernel)) > MAX_BOX:
+    if not _is_rows(kernel) and max(pitch // kernel.channels[0], _lines(kernel)) > MAX_BOX:
         return None
     prefetch, size = len(kernel.inputs) > kernel.rhs + 1 and n <= 128, dtypes.DTYPES[kernel.outputs[0].dtype].size
     tiles = n == k and n % 64 == 0 and supports_tma_store(kernel) and residual_of(kernel) == -1

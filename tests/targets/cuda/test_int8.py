@@ -103,6 +103,8 @@ CASES: dict[str, Callable[[], Case]] = {
         Quantised(Conv(1024, 2048, 1), Conv(2048, 512, 1), Conv(512, 2048, 1), residual=2), (8, 1024, 7, 7)
     ),
     "long-sums": lambda: (Quantised(Conv(512, 512), Conv(512, 192, 1)), (2, 512, 7, 7)),
+    "lines": lambda: (Quantised(Conv(64, 64), Conv(64, 48), Conv(48, 64, 1)), (64, 64, 23, 16)),
+    "lines-stride": lambda: (Quantised(Conv(64, 64, 3, (2, 1)), Conv(64, 64, 5), Conv(64, 64, 1)), (50, 64, 56, 40)),
     "few-channels": lambda: (Quantised(Conv(3, 64, 7, 2), Conv(64, 64, 1)), (2, 3, 64, 64)),
     "padded-image": lambda: (Quantised(Conv(3, 64, 7, 2), Conv(64, 64, 1), zero=117), (2, 3, 64, 64)),
     "many-images": lambda: (Quantised(Conv(3, 64, 7, 2), Conv(64, 64, 1), zero=117), (60, 3, 65, 65)),

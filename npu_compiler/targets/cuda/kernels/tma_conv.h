@@ -2,8 +2,8 @@
 //
 // The rows of wgmma are 8 blocks of 8: 8 neighbouring results in each of 8 lines of results. Another tap only changes
 // the address of the left operand. A thread block loads all lines that 8 lines of results (a band) read at once, and
-// keeps the filters. Pixels either have 64 channels and are rows of a swizzled tile, with zeros outside the image; or
-// they are contiguous elements of an image, where a row of a filter is 32 neighbouring elements, and neighbouring
+// keeps the filters. Pixels either have 128 or 64 bytes and are rows of a swizzled tile, with zeros outside the image;
+// or they are contiguous elements of an image, where a row of a filter is 32 neighbouring elements, and neighbouring
 // results begin 8 elements apart (OVERLAPPING).
 //
 // Constants of D, in addition to those of tma_epilogue.h: IMAGES, OH, OW of the result; BANDS of an image, each shared
@@ -43,7 +43,7 @@ template <class D> INLINE void multiply_taps(TileC<D>& acc, const typename D::T*
   constexpr int APART = D::OVERLAPPING ? LINE_BLOCK : D::CHANNELS;  // elements between neighbouring results
   wgmma_zero(acc);
   wgmma_fence();
-  const uint64_t left = wgmma_pitched_descriptor<D::STRIDE_H * D::PITCH * 2, !D::OVERLAPPING>(lines);
+  const uint64_t left = wgmma_pitched_descriptor<D::STRIDE_H * D::PITCH * 2, D::OVERLAPPING ? 0 : D::CHANNELS * 2>(lines);
   const uint64_t right = wgmma_descriptor<D::CHANNELS>(filters);
 #pragma unroll
   for (int tap = 0; tap < D::TAPS; tap++)

@@ -125,11 +125,11 @@ template <int K> INLINE uint64_t wgmma_descriptor(const void* p) {
   const uint64_t swizzle = K == 64 ? 1 : 2;
   return (uint64_t)((shared_address(p) & 0x3ffff) >> 4) | (1ull << 16) | ((uint64_t)K << 32) | (swizzle << 62);
 }
-// A descriptor whose blocks of 8 rows are PITCH bytes apart: rows of 64 swizzled elements, or overlapping rows that
-// begin 16 bytes apart.
-template <int PITCH, bool SWIZZLED> INLINE uint64_t wgmma_pitched_descriptor(const void* p) {
+// A descriptor whose blocks of 8 rows are PITCH bytes apart: rows of SWIZZLE (64 or 128) swizzled bytes, or, if that is
+// 0, overlapping rows that begin 16 bytes apart.
+template <int PITCH, int SWIZZLE> INLINE uint64_t wgmma_pitched_descriptor(const void* p) {
   return (uint64_t)((shared_address(p) & 0x3ffff) >> 4) | (1ull << 16) | ((uint64_t)(PITCH / 16) << 32) |
-         ((uint64_t)SWIZZLED << 62);
+         ((uint64_t)(SWIZZLE == 128 ? 1 : SWIZZLE == 64 ? 2 : 0) << 62);
 }
 // The descriptor of an operand [K, N], N-major: consecutive tiles of K rows of 64 elements.
 template <int K> INLINE uint64_t wgmma_transposed_descriptor(const void* p) {
