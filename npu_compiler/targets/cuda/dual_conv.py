@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 from ...schedule.anchors import Conv2d, DualConv2d
 from ...schedule.kernel import recast
+from ...support import dtypes
 from ..simt.kernels.epilogue import Epilogue, Functor
-from ..simt.kernels.gemm import Product, conv_product
+from ..simt.kernels.gemm import conv_product, product_of
+from ..simt.kernels.operand_types import in_units, operand_type
 from ..simt.lang.dialect import Dialect
 from ..simt.lang.emission import Emission
 from ..simt.lang.function import Function, Members
@@ -17,7 +19,8 @@ from .tma_epilogue import residual_of, supports_tma_store
 from .tma_gemm import Operands, TmaGemm, supports_tma, tile_k, without_stride
 
 MIN_RESULTS = 2 << 14  # per SM: two tiles. With fewer, split-K kernels are faster
-TILE_K = 64  # terms of a stage
+TILE_K = 64  # two-byte units of a stage
+DTYPES = ("float16", "bfloat16", "uint8")  # of operands and results
 
 
 def halves(kernel: DualConv2d) -> tuple[Conv2d, Conv2d]:
@@ -30,27 +33,32 @@ def supports_dual_conv(kernel: DualConv2d, dialect: Dialect) -> bool:
     """Whether :func:`emit_dual_conv` supports ``kernel``: TMA can store the results of both convolutions, and there are
     many results."""
     first, last = halves(kernel)
-    if any(o.dtype not in ("float16", "bfloat16") for k in (first, last) for o in (k.inputs[0], k.outputs[0])):
+    if any(k.inputs[0].dtype != k.outputs[0].dtype or k.outputs[0].dtype not in DTYPES for k in (first, last)):
         return False
     for k in (first, last):
-        if not (supports_tma(k) and tile_k(k) == TILE_K and supports_tma_store(k) and residual_of(k) == -1):
+        if not (supports_tma(k) and tile_k(k) == tile_k(last) > 0 and supports_tma_store(k) and residual_of(k) == -1):
             return False
     p, q = conv_product(first), conv_product(last)
     device = device_of(dialect)
-    return (p.m, p.n) == (q.m, q.n) and p.m * p.n >= MIN_RESULTS * device.units and any(_plans(q, device))
+    if tile_k(last) < TILE_K and last.outputs[0].dtype != "uint8":
+        return False
+    return (p.m, p.n) == (q.m, q.n) and p.m * p.n >= MIN_RESULTS * device.units and any(_plans(last, device))
 
 
 def emit_dual_conv(kernel: DualConv2d, dialect: Dialect) -> Emission:
     """Return the function of a kernel for which :func:`supports_dual_conv`. In measurements the largest tile was the
     fastest, or nearly."""
-    plans = _plans(conv_product(halves(kernel)[1]), device_of(dialect))
+    plans = _plans(halves(kernel)[1], device_of(dialect))
     plan = max(plans, key=lambda plan: (plan.m * plan.n, plan.m, plan.blocks_per_sm))
     return DualTmaConv(kernel, dialect, plan).emit()
 
 
-def _plans(p: Product, device: CUDADevice) -> Iterator[Plan]:
+def _plans(last: Conv2d, device: CUDADevice) -> Iterator[Plan]:
     """Yield the plans that leave registers for the results of the first convolution."""
-    for plan in candidates(p, TILE_K, False, 2, device.with_units(1)):  # one unit: no narrow tiles
+    units, kind, size = in_units(last), operand_type(last), dtypes.DTYPES[last.outputs[0].dtype].size
+    assert units is not None and kind is not None
+    one = device.with_units(1)  # no narrow tiles
+    for plan in candidates(product_of(units), tile_k(last), False, size, one, columns=kind.columns):
         if plan.tma_store and registers(plan.m, plan.n, plan.blocks_per_sm, True) <= device.registers:
             yield plan
 
@@ -66,7 +74,12 @@ class DualTmaConv(TmaGemm):
         super().__init__(last, dialect, plan)
         self.f = Function(kernel, dialect, explicit_wait=True)
         self.at = len(last.inputs)
-        self.first = Operands(without_stride(first), self.at, self.at + 1)
+        units = in_units(first)
+        assert isinstance(units, Conv2d)
+        self.first = Operands(without_stride(units), self.at, self.at + 1)
+
+    def _terms(self) -> int:
+        return max(product_of(s.kernel).k for s in (self.first, self.operands)) * self.kind.elements
 
     def _first(self) -> Operands:
         return self.first
@@ -74,7 +87,8 @@ class DualTmaConv(TmaGemm):
     def _kept(self) -> str:
         operands = self._operands(self.first, "@NAME@_first")
         members = Members(self.f, "@NAME@_first_epilogue")
-        made = Functor(Epilogue(self.first.kernel, members, max_width=8, first=self.at), members, 2)
+        first = Epilogue(self.first.kernel, members, max_width=8, first=self.at, biased=self._biased, widened=True)
+        made = Functor(first, members, 2)
         made.types()
         made.read_shared()
         made.compute(ahead=True, shared=True)

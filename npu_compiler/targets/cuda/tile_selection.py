@@ -169,8 +169,11 @@ def cost(
     store = results / plan.splits * (one + (other if residual else 0)) / p.products
     store += c.byte_tile if plan.tma_store and size == 1 else 0.0
     together = min(plan.blocks_per_sm, blocks(thread_blocks, device.units))
-    alone = max(multiply, load) + store + tile
-    work = blocks(thread_blocks, at_once) * max(alone, together * max(multiply, load, store))
+    loop = max(multiply, load)
+    alone = loop + store + tile
+    work = blocks(thread_blocks, at_once) * max(alone, together * max(loop, store))
+    if plan.tma_store and size == 1:
+        work = blocks(thread_blocks, at_once) * (together * max(loop, store) + c.byte_serial * min(loop, store))
     if plan.splits > 1:
         work += results * c.part + dict(c.cluster)[plan.splits]
     return max(work, 2 * units / rate + c.start) + 0.05 * work + c.launch

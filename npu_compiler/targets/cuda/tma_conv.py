@@ -194,7 +194,7 @@ class TmaConv(TmaGemm):
     def _epilogue(self) -> tuple[dict[str, bool | int], str]:
         plan, members = self.plan, Members(self.f, "@NAME@_epilogue")
         epilogue, few = Epilogue(self.kernel, members, max_width=8), plan.n <= MAX_KEPT
-        flags = dict(READ_AHEAD=False, SHARED=False, MERGED=False, KEEPS_SHARED=False, RESULT_STAGES=0)
+        flags = dict(READ_AHEAD=False, SHARED=False, MERGED=False, KEEPS_SHARED=False, RESULT_STAGES=0, KEEPS=False)
         if plan.tma_store:
             flags |= {"KEEPS_SHARED": few, "RESULT_STAGES": 1}
             made = Functor(epilogue, members, 2)

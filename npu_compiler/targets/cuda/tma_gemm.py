@@ -178,7 +178,11 @@ class TmaGemm:
     def _biased(self) -> bool:
         """Whether accumulators begin at the bits of 1.5 * 2^23 as a float: sums below 2^22 then become floats by a
         subtraction, which is faster than a conversion."""
-        return self.kind.sums == "int32" and self.plan.splits == 1 and self.p.k * self.kind.elements <= MAX_BIASED
+        return self.kind.sums == "int32" and self.plan.splits == 1 and self._terms() <= MAX_BIASED
+
+    def _terms(self) -> int:
+        """Return the terms of the longest sum."""
+        return self.p.k * self.kind.elements
 
     @property
     def outputs(self) -> int:
@@ -293,7 +297,7 @@ class TmaGemm:
             slots = result_stages(plan.m, plan.n, self.step, self.result_size, self.outputs)
         flags = dict(
             READ_AHEAD=False, SHARED=False, MERGED=False, RESULT_STAGES=slots,
-            RESIDUAL=slots > 0 and self._residual() is not None,
+            RESIDUAL=slots > 0 and self._residual() is not None, KEEPS=self.sums > 1,
         )  # fmt: skip
         if plan.tma_store:
             made = Functor(epilogue, members, 2, self.sums)

@@ -66,6 +66,10 @@ class Quantised(nn.Module):
 
 def _apply(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """A layer in float64."""
+    if isinstance(layer, Shortcut):
+        scale, zero, low, high, _ = layer.arguments
+        beside = (torch.round(_apply(layer.short, x) / scale) + zero).clamp(low, high)
+        return _apply(layer.conv, x) + (beside - zero) * scale
     if not isinstance(layer, Conv | Linear):
         return layer(x)
     scale, bias = layer.weight.scale.double(), layer.bias.double()
@@ -73,6 +77,18 @@ def _apply(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
     if isinstance(layer, Linear):
         return nn.functional.linear(x, w, bias)
     return nn.functional.conv2d(x, w, bias, layer.stride, w.shape[-1] // 2, 1, layer.groups)
+
+
+class Shortcut(nn.Module):
+    """A convolution, and another one whose quantised result is added."""
+
+    def __init__(self, conv: Conv, short: Conv):
+        super().__init__()
+        self.conv, self.short, self.arguments = conv, short, (SCALE, 100, *RANGE[torch.uint8], torch.uint8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        beside = Q.quantize_per_tensor(self.short(x), *self.arguments)
+        return self.conv(x) + Q.dequantize_per_tensor(beside, *self.arguments)
 
 
 class Linear(nn.Module):
@@ -105,6 +121,12 @@ CASES: dict[str, Callable[[], Case]] = {
     "long-sums": lambda: (Quantised(Conv(512, 512), Conv(512, 192, 1)), (2, 512, 7, 7)),
     "lines": lambda: (Quantised(Conv(64, 64), Conv(64, 48), Conv(48, 64, 1)), (64, 64, 23, 16)),
     "lines-stride": lambda: (Quantised(Conv(64, 64, 3, (2, 1)), Conv(64, 64, 5), Conv(64, 64, 1)), (50, 64, 56, 40)),
+    "shortcut": lambda: (
+        Quantised(Shortcut(Conv(64, 256, 1), Conv(64, 256, 1)), Conv(256, 64, 1)), (50, 64, 29, 28)
+    ),
+    "shortcut-wide": lambda: (
+        Quantised(Shortcut(Conv(256, 512, 1, 2), Conv(256, 512, 1, 2)), Conv(512, 64, 1)), (60, 256, 35, 35)
+    ),
     "few-channels": lambda: (Quantised(Conv(3, 64, 7, 2), Conv(64, 64, 1)), (2, 3, 64, 64)),
     "padded-image": lambda: (Quantised(Conv(3, 64, 7, 2), Conv(64, 64, 1), zero=117), (2, 3, 64, 64)),
     "many-images": lambda: (Quantised(Conv(3, 64, 7, 2), Conv(64, 64, 1), zero=117), (60, 3, 65, 65)),
@@ -129,7 +151,7 @@ def _compiled(name: str, target: str) -> tuple[Quantised, torch.Tensor, npu_comp
     return model, q, npu_compiler.compile(npu_compiler.capture(model.eval(), (q,)), target)
 
 
-SAMPLE = ("3x3", "padded-image", "many-images")
+SAMPLE = ("3x3", "padded-image", "many-images", "shortcut")
 
 
 @cuda_gpu.compiles()
@@ -143,6 +165,8 @@ def test_layers_compile(name: str, target: str) -> None:
     if name == "padded-image":
         calls = program.entries["main"].calls
         assert [c.kind for c in calls] == ["loops", "conv2d", "conv2d"], "padding joins the copy"
+    if name == "shortcut":
+        assert ("KEEPS = true" in kernels) == (target == "cuda:sm_90")
     if name == "3x3":
         assert ("RESULT_STAGES = 1" in kernels) == (target == "cuda:sm_90"), "TMA stores bytes"
 

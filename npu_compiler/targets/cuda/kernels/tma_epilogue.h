@@ -2,7 +2,7 @@
 // vectors that all rows share are read once for both rows of a thread; MERGED, for PRODUCTS 2: results are computed
 // before lanes exchange them; RESULT_STAGES: stages of the ring through which TMA stores the results of a tile (0:
 // threads store them); RESIDUAL: TMA also loads a residual into these; OUTPUTS that TMA stores; SUM_ROWS: rows of the
-// matrix of row sums, 0: there are no row sums.
+// matrix of row sums, 0: there are no row sums; KEEPS: the results of an earlier product are second accumulators.
 //
 // An epilogue is a rendered functor (epilogue.py):
 //
@@ -291,12 +291,34 @@ template <class D> struct Piece {
   }
 };
 
+// Pairs of results of another product, which stay in registers: the i-th pair of 16 columns.
+template <class D> struct KeptPairs {
+  typedef typename D::R R;
+  static constexpr int PER_REGISTER = sizeof(R) == 1 ? 2 : 1;
+  uint v[D::TILE_N / 4 / PER_REGISTER];
+
+  INLINE void put(int i, uint pair) {
+    uint& to = v[i / PER_REGISTER];
+    if (i % PER_REGISTER) to = byte_permute(to, pair, 0x5410);
+    else to = pair;
+  }
+  INLINE Vec<typename D::Sum, 2> get(int i) const {
+    if constexpr (sizeof(R) == 1) {
+      const uint pair = v[i / 2] >> (i % 2 * 16);
+      return {{(int)(pair & 255u), (int)(pair >> 8 & 255u)}};
+    } else {
+      const Vec<R, 2> pair = unpack_pair<R>(v[i]);
+      return {{to_f32(pair.v[0]), to_f32(pair.v[1])}};
+    }
+  }
+};
+
 // Computes the results of the q-th 16 columns of the tile, for half j of the columns and half h of the rows, and passes
-// each pair of neighbours to use(output, 2 * j + h, y). `other`: pairs of results of another product, which are its
-// second accumulator; or null.
+// each pair of neighbours to use(output, 2 * j + h, y). `other`: results of another product, which are its second
+// accumulator; or null.
 template <class D, class E, class Rows, class Factors, class Use>
 INLINE void compute_pairs(const E& epilogue, const TileC<D>& acc, const Factors& factors, const Rows& row,
-                          int column0, int lane, int q, const uint* other, const typename E::Ahead* ahead,
+                          int column0, int lane, int q, const KeptPairs<D>* other, const typename E::Ahead* ahead,
                           const typename E::Shared* kept, const Use& use, float* sums) {
 #pragma unroll
   for (int j = 0; j < 2; j++) {
@@ -311,13 +333,13 @@ INLINE void compute_pairs(const E& epilogue, const TileC<D>& acc, const Factors&
       const typename D::Sum left = factors.times(acc.v[8 * q + 4 * j + 2 * h], h);
       const typename D::Sum right = factors.times(acc.v[8 * q + 4 * j + 2 * h + 1], h);
       x[0] = left;
-      if constexpr (sizeof(typename D::R) == 1) x[1] = right;
-      else if (other == nullptr) x[1] = right;
-      else {
-        const Vec<typename D::R, 2> before = unpack_pair<typename D::R>(other[4 * q + 2 * j + h]);
-        x[1] = to_f32(before.v[0]);
+      if constexpr (D::KEEPS) {
+        const Vec<typename D::Sum, 2> before = other->get(4 * q + 2 * j + h);
+        x[1] = before.v[0];
         x[2] = right;
-        x[3] = to_f32(before.v[1]);
+        x[3] = before.v[1];
+      } else {
+        x[1] = right;
       }
       const float sum = epilogue.compute(row(h), n, x, y, y1, ahead[2 * j + h], shared);
       use(0, 2 * j + h, pack_pair(y[0], y[1], (typename D::R*)nullptr));
@@ -331,7 +353,7 @@ INLINE void compute_pairs(const E& epilogue, const TileC<D>& acc, const Factors&
 // the first. If RESIDUAL, the pieces hold the residual before.
 template <class D, int FIRST, int LAST, int APART, bool RESIDUAL, class E, class Rows, class Factors>
 INLINE void fill_pieces(const E& epilogue, const TileC<D>& acc, const Factors& factors, const Rows& row,
-                        int column0, const Thread& th, typename D::T* to, const uint* other,
+                        int column0, const Thread& th, typename D::T* to, const KeptPairs<D>* other,
                         const typename E::Shared* kept, float* sums) {
   typedef typename D::R R;
   typedef Piece<D> P;
@@ -409,7 +431,7 @@ template <class D> struct ResultStages {
   template <int S, class E, class Rows, class Factors>
   static INLINE void store(const E& epilogue, const TileC<D>& acc, const Factors& factors, const Rows& row,
                            const Ring<D>& ring, RingPosition<D::STAGES>& at, TileIndex tile, const TileOutputs& to,
-                           const Thread& th, const uint* other, float* sums) {
+                           const Thread& th, const KeptPairs<D>* other, float* sums) {
     mbarrier_wait(ring.full + at.slot, at.phase);
     fill_pieces<D, S * PER_SLOT, last(S), WARPGROUPS * P::SIZE, D::RESIDUAL>(
         epilogue, acc, factors, row, tile.n * D::TILE_N, th, place(ring, at.slot, 0, th.subgroup / 4), other, nullptr,

@@ -22,6 +22,7 @@ template <class S, class E> INLINE KeptSum<S, E> keep(const Operands<S>& operand
 
 template <class D> struct OneOutput : D {
   static constexpr int OUTPUTS = 1, SUM_ROWS = 0;
+  static constexpr bool KEEPS = false;
 };
 
 template <class D, class S, class E, class Scale, class Columns, class Before>
@@ -116,14 +117,14 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
       }
       RowFactors<Scale> factors;
       factors.read(scale, row, th.lane);
-      uint kept[Before::ENABLED ? D::TILE_N / 4 : 1];
+      KeptPairs<D> kept;
       if constexpr (Before::ENABLED) {
         multiply_stages<typename decltype(before.operands)::S>(acc, ring, at, rank, th, release);
         typedef decltype(before.epilogue) First;
 #pragma unroll
         for (int q = 0; q < D::TILE_N / 16; q++) {
           typename First::Ahead none[4];
-          const auto keep = [&](int, int i, uint pair) { kept[4 * q + i] = pair; };
+          const auto keep = [&](int, int i, uint pair) { kept.put(4 * q + i, pair); };
           compute_pairs<OneOutput<D>>(before.epilogue, acc, RowFactors<NoRowScale>(), row, column0, th.lane, q,
                                       nullptr, none, nullptr, keep, nullptr);
         }
@@ -136,7 +137,7 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
       if constexpr (D::RESULT_STAGES > 0) {
         release.held = at.slot;
         ResultStages<D>::template store<0>(epilogue, acc, factors, row, ring, at, tile, to, th,
-                                           Before::ENABLED ? kept : nullptr, sums);
+                                           &kept, sums);
       } else {
         store_tile<D>(epilogue, acc, factors, row, row0, column0, th.lane, ahead, nullptr, sums);
       }

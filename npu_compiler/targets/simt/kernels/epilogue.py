@@ -27,7 +27,7 @@ class Epilogue:
     first input, if the function computes several kernels. ``row_sum``: the float variable to which :meth:`store` adds,
     if the kernel has a sum among its ``extra_stages``, or ''. ``sum``, ``result``: the C++ types of accumulators and of
     results in registers. ``only_sums``: whether the epilogue reads only accumulators.
-    ``biased``: accumulators are integers plus the bits of 1.5 * 2^23 as a float. ``widened``: the loads
+    ``biased``: the first accumulators are integers plus the bits of 1.5 * 2^23 as a float. ``widened``: the loads
     of ``ahead`` that are 8-bit integers have been converted to floats.
     """
 
@@ -148,9 +148,9 @@ class Epilogue:
         """Return the dtype in which a load of ``ahead`` is held."""
         return "float32" if self.widened and dtypes.DTYPES[x.dtype].size == 1 else x.dtype
 
-    def _total(self, text: str) -> Value:
+    def _total(self, which: int, text: str) -> Value:
         """Return an accumulator as a register."""
-        return Value(f"biased_whole({text})", "float") if self.biased else Value(text, self.sum)
+        return Value(f"biased_whole({text})", "float") if self.biased and not which else Value(text, self.sum)
 
     def _run(
         self, steps: list[Step], row: str, column: str, width: int, accumulators: Callable[[int, str], str],
@@ -171,9 +171,9 @@ class Epilogue:
         for x in (x for step in steps for x in expr.walk(step.value)):
             if x.op == "load" and x.value.operand >= self.acc:
                 which = x.value.operand - self.acc
-                s.bound[x] = self._total(accumulators(which, "0"))
+                s.bound[x] = self._total(which, accumulators(which, "0"))
                 if width > 1:
-                    total = self._total(accumulators(which, f"i{points.inner}"))
+                    total = self._total(which, accumulators(which, f"i{points.inner}"))
                     s.bound[expr.substitute(x, points.shift)] = total
         with out.block("{"):
             self._indices(row, column)

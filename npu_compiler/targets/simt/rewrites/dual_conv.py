@@ -47,9 +47,11 @@ def _paired(k: Conv2d, number: int, producer: Conv2d) -> DualConv2d | None:
     """Return ``k`` with the result of ``producer`` as ``acc1`` instead of input ``number``, or None if the epilogue
     also reads that input in another way."""
 
+    sums = next((x.dtype for x in expr.walk(k.epilogue) if x.op == "acc"), "float32")
+
     def through(x: Expr) -> Expr | None:
         if x.op == "cast" and x.dtype == "float32" and x.args[0].op == "load" and x.args[0].value == number:
-            return expr.acc("float32", 1)
+            return expr.acc(sums, 1).cast("float32")
         return None
 
     epilogue = expr.rewrite(k.epilogue, through)
