@@ -112,15 +112,17 @@ def _march_flags(kind: str, march: str, machine: str = "", system: str = "") -> 
         flags = ["-target", f"{machine}-linux-{libc}"]
     if not march:
         return flags
+    # Compilers that tune for 256 bits copy the kernels' wider vectors in halves, through memory.
+    width = ["-mprefer-vector-width=512"] if machine == "x86_64" else []
     if kind == "zig":
         cpu, *extensions = march.replace("-", "_").split("+")
         name = "+".join([cpu, *(_ZIG_FEATURES.get(e, e) for e in extensions)])
-        return [*flags, f"-mcpu={name}" + "".join(f"-{feature}" for feature in refused)]
+        return [*flags, f"-mcpu={name}" + "".join(f"-{feature}" for feature in refused), *width]
     if machine == "aarch64":
         return ["-mcpu=" + march]
     name, *extensions = march.split("+")
     without = (f"-mno-{feature.replace('_', '-')}" for feature in refused)
-    return ["-march=" + name, *("-m" + extension for extension in extensions), *without]
+    return ["-march=" + name, *("-m" + extension for extension in extensions), *without, *width]
 
 
 def _flags(kind: str, march: str, machine: str = "", system: str = "") -> list[str]:
