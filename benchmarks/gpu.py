@@ -380,7 +380,8 @@ def main() -> None:
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.parts == ["table"]:
-        write_section("gpu", table(json.loads(args.out.read_text())))
+        results = json.loads(args.out.read_text())
+        write_section("gpu", table(results), short=table(results, compared=True))
     elif args.parts == ["cold-child"]:
         cold_child(args)
     elif args.one:

@@ -22,11 +22,13 @@ def merged(out: Path) -> Iterator[dict[str, Any]]:
     out.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def table(results: dict[str, Any]) -> str:
-    """Return Markdown: median milliseconds of every part and contender."""
+def table(results: dict[str, Any], compared: bool = False) -> str:
+    """Return Markdown: median milliseconds of every part and contender. With ``compared``, only of parts that have a
+    contender beside npusim."""
     kinds = [AUTOTUNE, OVERHEAD, GRAPH, EAGER]
     lines = ["| | npusim | " + " | ".join(kinds) + " |", "|---|" + "---:|" * (len(kinds) + 1)]
-    measured = {name: part for name, part in results["parts"].items() if "rows" in part}
+    least = 2 if compared else 1
+    measured = {name: part for name, part in results["parts"].items() if len(part.get("rows", ())) >= least}
     for name, part in sorted(measured.items(), key=lambda item: _place(item[0])):
         by = {r["contender"]: r["median_ms"] for r in part["rows"]}
         best = min((ms for kind, ms in by.items() if kind != OURS), default=float("nan"))

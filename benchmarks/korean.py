@@ -100,6 +100,13 @@ SENTENCES = {
         r"저장합니다."
     ),
     (
+        r"8-bit networks have the CPU target's results, bit for bit, with an error of at most (\d+) % of the largest "
+        r"score; PyTorch runs them in float16\."
+    ): (
+        r"8비트 네트워크의 결과는 CPU 타깃의 결과와 비트까지 같고 오차는 가장 큰 점수의 \1% 이하이며, PyTorch는 이 "
+        r"네트워크를 float16으로 실행합니다."
+    ),
+    (
         r"Prompts in bfloat16 are measured with `--speed-over-memory`, which keeps the elements of the weights too; "
         r"by default, a prompt decodes them in every run\."
     ): (

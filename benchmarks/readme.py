@@ -68,13 +68,13 @@ def publish(results: dict[str, Any], path: Path | None) -> None:
     print(f"wrote {path}")
 
 
-def write_section(name: str, text: str, readme: bool = True) -> None:
+def write_section(name: str, text: str, readme: bool = True, short: str | None = None) -> None:
     """Replace what is between ``<!-- bench:name -->`` and ``<!-- /bench -->`` on the pages about performance, of which
-    the Korean one gets ``text`` in Korean, and with ``readme`` in the README."""
+    the Korean one gets ``text`` in Korean, and with ``readme`` in the README, which gets ``short`` if there is one."""
     start, end = f"<!-- bench:{name} -->\n", "<!-- /bench -->"
     pages = {"docs/performance.md": text, "docs/performance.ko.md": korean(text)}
     if readme:
-        pages["README.md"] = text
+        pages["README.md"] = text if short is None else short
     for page, section in pages.items():
         path = ROOT / page
         head, rest = path.read_text(encoding="utf-8").split(start)

@@ -31,10 +31,12 @@ def script(folder: str, name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleTyp
 @pytest.mark.parametrize("section", SECTIONS)
 def test_tables_show_the_stored_results(section: str, monkeypatch: pytest.MonkeyPatch) -> None:
     results = json.loads((ROOT / "benchmarks" / "results" / f"{SECTIONS[section]}.json").read_text(encoding="utf-8"))
-    table = script("benchmarks", SCRIPTS[section], monkeypatch).table(results)
+    module = script("benchmarks", SCRIPTS[section], monkeypatch)
+    table = module.table(results)
+    short = module.table(results, compared=True) if section == "gpu" else table
     korean = script("benchmarks", "korean", monkeypatch).korean(table)
     assert sorted(re.findall(r"\d+", korean)) == sorted(re.findall(r"\d+", table))
-    pages = {"README.md": table, "docs/performance.md": table, "docs/performance.ko.md": korean}
+    pages = {"README.md": short, "docs/performance.md": table, "docs/performance.ko.md": korean}
     if section in ONLY_PERFORMANCE:
         del pages["README.md"]
     for page, text in pages.items():

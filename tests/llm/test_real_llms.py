@@ -124,6 +124,8 @@ def test_smollm2_stays_in_the_blocks_of_its_file() -> None:
         np.testing.assert_array_equal(file.read(tensor.name).view(np.uint32), theirs.view(np.uint32))
 
 
+TOKENIZER = 32 << 20  # most bytes of an open tokenizer and of the modules that the first answer imports
+
 MEASURE = """
 import sys
 from npu_runtime.llm.model import LLM
@@ -141,11 +143,11 @@ print(resident() - before, sum(b.size_bytes for b in llm.state.values()))
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not say what is resident")
 def test_a_loaded_file_takes_the_memory_of_the_file_and_of_its_caches() -> None:
-    """At the second start, which needs neither the compiler nor PyTorch; with a long cache in the full sweep."""
+    """At the second start, which needs neither the compiler nor PyTorch. With a short cache, the tokenizer counts."""
     length = 4096 if FULL else 256  # the program that other tests compile
     path = load("smollm2-135m", length, "bfloat16").path
     command = [sys.executable, "-c", MEASURE, str(path), str(length)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     held, caches = map(int, done.stdout.split())
     print(f"{held / 2**20:.1f} MiB for a file of {path.stat().st_size / 2**20:.1f} and caches of {caches / 2**20:.1f}")
-    assert held <= 1.1 * path.stat().st_size + caches
+    assert held <= 1.1 * path.stat().st_size + caches + (0 if FULL else TOKENIZER)
