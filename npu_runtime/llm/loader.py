@@ -74,6 +74,7 @@ class Loader:
         backend: Backend | None = None,
         cache: bool = True,
         weights: str | None = AUTO,
+        *,
         scoring: bool = False,
         speed_over_memory: bool = False,
         kv_cache: str | None = None,

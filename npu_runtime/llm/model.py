@@ -128,8 +128,9 @@ class LLM:
         options = {} if threads is None else {"threads": threads}
         backend = get_backend(target, **options)
         loader = Loader(
-            target, dtype, max_len, backend, cache, weights, False, speed_over_memory, kv_cache, activations
-        )
+            target, dtype, max_len, backend, cache, weights, speed_over_memory=speed_over_memory, kv_cache=kv_cache,
+            activations=activations,
+        )  # fmt: skip
         llm = cls(*loader.load(model), loader.backend)
         llm.path = loader.path
         llm.load_seconds = time.perf_counter() - start

@@ -89,7 +89,9 @@ class Scorer:
         if context is not None:
             context = requests.whole_number("context", context, 2)
         backend = get_backend(target, **({} if threads is None else {"threads": threads}))
-        loader = Loader(target, dtype, context, backend, cache, weights, True, False, kv_cache, activations)
+        loader = Loader(
+            target, dtype, context, backend, cache, weights, scoring=True, kv_cache=kv_cache, activations=activations
+        )
         return cls(*loader.load(model), backend)
 
     def encode(self, text: str) -> list[int]:

@@ -142,9 +142,10 @@ def _language_model(args: argparse.Namespace) -> Result:
     if args.until or args.dump or args.disable:
         raise InputError("--until, --dump and --disable show one graph; a language model is compiled from several")
     target = args.target or default_target()
-    format, fast = args.weight_format or "auto", args.speed_over_memory
-    options = (format, False, fast, args.kv_cache, args.activations)
-    loader = Loader(target, args.dtype, args.max_len, None, True, *options)
+    loader = Loader(
+        target, args.dtype, args.max_len, weights=args.weight_format or "auto",
+        speed_over_memory=args.speed_over_memory, kv_cache=args.kv_cache, activations=args.activations,
+    )  # fmt: skip
     program, weights, manifest = loader.compile(args.model)
     output = Path(args.output or f"{Path(args.model).name.removesuffix('.gguf')}.npubin")
     with step("writing weights"):

@@ -156,17 +156,16 @@ template <class T> INLINE void frag_load_b(FragB<T>& f, const T* p, int ld, int 
                : "=r"(f.v[0]), "=r"(f.v[1]) : "r"(at) : "memory");
 }
 INLINE void frag_zero(FragC& c) { c.v[0] = c.v[1] = c.v[2] = c.v[3] = 0.0f; }
+// c += a b, where the accumulators are in registers of this kind: "+f" (float) or "+r" (int).
+#define MMA(SHAPE, ACCUMULATOR) \
+  asm volatile("mma.sync.aligned." SHAPE " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+               : ACCUMULATOR(c.v[0]), ACCUMULATOR(c.v[1]), ACCUMULATOR(c.v[2]), ACCUMULATOR(c.v[3]) \
+               : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "r"(b.v[0]), "r"(b.v[1]))
 INLINE void frag_mma(FragC& c, const FragA<f16>& a, const FragB<f16>& b) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-               "{%0, %1, %2, %3};"
-               : "+f"(c.v[0]), "+f"(c.v[1]), "+f"(c.v[2]), "+f"(c.v[3])
-               : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "r"(b.v[0]), "r"(b.v[1]));
+  MMA("m16n8k16.row.col.f32.f16.f16.f32", "+f");
 }
 INLINE void frag_mma(FragC& c, const FragA<bf16>& a, const FragB<bf16>& b) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-               "{%0, %1, %2, %3};"
-               : "+f"(c.v[0]), "+f"(c.v[1]), "+f"(c.v[2]), "+f"(c.v[3])
-               : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "r"(b.v[0]), "r"(b.v[1]));
+  MMA("m16n8k16.row.col.f32.bf16.bf16.f32", "+f");
 }
 // float32 operands, rounded to TF32: C [16, 8] += A [16, 8] B [8, 8]^T. ldmatrix moves a float as two halves.
 INLINE uint to_tf32(uint bits) {
@@ -187,20 +186,15 @@ INLINE void frag_load_b(FragB<float>& f, const float* p, int ld, int lane) {
   for (int i = 0; i < 2; i++) f.v[i] = to_tf32(f.v[i]);
 }
 INLINE void frag_mma(FragC& c, const FragA<float>& a, const FragB<float>& b) {
-  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-               "{%0, %1, %2, %3};"
-               : "+f"(c.v[0]), "+f"(c.v[1]), "+f"(c.v[2]), "+f"(c.v[3])
-               : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "r"(b.v[0]), "r"(b.v[1]));
+  MMA("m16n8k8.row.col.f32.tf32.tf32.f32", "+f");
 }
 // Pairs of 8-bit integers, summed in int32: C [16, 8] += A [16, 16] B [8, 16]^T in pairs.
 struct FragI { int v[4]; };
 INLINE void frag_zero(FragI& c) { c.v[0] = c.v[1] = c.v[2] = c.v[3] = 0; }
 INLINE void frag_mma(FragI& c, const FragA<u8s8>& a, const FragB<u8s8>& b) {
-  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-               "{%0, %1, %2, %3};"
-               : "+r"(c.v[0]), "+r"(c.v[1]), "+r"(c.v[2]), "+r"(c.v[3])
-               : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "r"(b.v[0]), "r"(b.v[1]));
+  MMA("m16n8k32.row.col.s32.u8.s8.s32", "+r");
 }
+#undef MMA
 template <class Sum, class C> INLINE void frag_store(Sum* p, int ld, const C& c, int lane) {
   Sum* at = p + (lane >> 2) * ld + (lane & 3) * 2;
   at[0] = c.v[0];
