@@ -334,7 +334,7 @@ def measure_one(name: str, args: argparse.Namespace) -> None:
     start = time.perf_counter()
     with torch.no_grad():
         part = measure(args, *arguments)
-    part |= {"peers": args.peers, "took_s": round(time.perf_counter() - start, 1)}
+    part |= {"peers": args.peers, "took_s": round(time.perf_counter() - start, 1), "date": date.today().isoformat()}
     show(name, part)
     with merged(args.out) as results:
         results |= environment()
@@ -342,7 +342,7 @@ def measure_one(name: str, args: argparse.Namespace) -> None:
 
 
 def environment() -> dict[str, Any]:
-    """Return the GPU, its driver, the versions of packages and the date."""
+    """Return the GPU, its driver and the versions of packages."""
     import cupy
     import torch
 
@@ -351,7 +351,6 @@ def environment() -> dict[str, Any]:
     names = {"torch": torch.__version__, "cupy": cupy.__version__, "numpy": np.__version__}
     return {
         "hardware": driver().devices()[0].name, "driver": ".".join(map(str, driver().version)), "versions": names,
-        "date": date.today().isoformat(),
     }  # fmt: skip
 
 

@@ -69,8 +69,10 @@ def _rate(name: str, part: dict[str, Any], ms: float) -> list[str]:
 
 def _caption(results: dict[str, Any]) -> str:
     found, versions = results["parts"], ", ".join(f"{k} {v}" for k, v in results["versions"].items())
+    days = sorted({p["date"] for p in found.values()})
+    measured = days[0] if len(days) == 1 else f"{days[0]}/{days[-1]}"
     text = [
-        f"Median milliseconds, {results['hardware']}, CUDA {results['driver']} driver, {results['date']}; in brackets "
+        f"Median milliseconds, {results['hardware']}, CUDA {results['driver']} driver, {measured}; in brackets "
         "the speedup over the fastest of the others. Random weights and inputs. Errors against float32 "
         "(ResNet: float64) are at most 1.1 × PyTorch eager's in the same dtype, and the largest scores the same, "
         "unless marked ✗. TB/s counts bytes actually read: npusim stores the weights that a token reads in 12 bits, "

@@ -84,7 +84,7 @@ SENTENCES = {
         r"npu_runtime의 시간 내역(\1, 해당 단계까지의 누적 µs): 빈 Python 호출 \2, 네이티브 함수 \3, 잠금 \4, "
         r"검사와 입출력 복사 \5, 이름이 붙은 출력 \6."
     ),
-    r"Median milliseconds, (.+?), CUDA ([\d.]+) driver, (\d{4}-\d\d-\d\d); in brackets the speedup over the "
+    r"Median milliseconds, (.+?), CUDA ([\d.]+) driver, ([\d/-]+); in brackets the speedup over the "
     r"fastest of the others\.": (
         r"중앙값(밀리초), \1, CUDA \2 드라이버, \3. 괄호 안은 나머지 중 가장 빠른 것보다 몇 배 빠른지를 "
         r"나타냅니다."
