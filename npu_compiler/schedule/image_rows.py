@@ -120,10 +120,10 @@ def _blocks(
 def filter_rows(node: Node, row: int) -> Value:
     """Return the filters [K, R, S, C] as [1, K, R, row], with zeros where a filter reads no pixel. If the image is in
     blocks, R and the row count these. ``row`` counts two-byte elements."""
-    w = node.inputs[1].cast(row_dtype(node)) if not in_blocks(node) else node.inputs[1]
+    w = node.inputs[1]
     k, r = w.shape[:2]
     if not in_blocks(node):
-        return _padded(w, (k, r, row // CELL, CELL)).reshape(1, k, r, row)
+        return _padded(w.cast(row_dtype(node)), (k, r, row // CELL, CELL)).reshape(1, k, r, row)
     high, wide = blocks_of(r), 2 * row // (BLOCK * BLOCK * CELL)
     w = _padded(w, (k, high * BLOCK, wide * BLOCK, CELL)).reshape(k, high, BLOCK, wide, BLOCK, CELL)
     return w.permute(0, 1, 3, 2, 4, 5).reshape(1, k, high, 2 * row)
