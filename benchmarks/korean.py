@@ -28,34 +28,45 @@ LABELS = {
     r"of weights and cache": "가중치와 캐시 대비",
     r"threadgroup memory": "threadgroup 메모리",
     r"(.+), decode at position (\d+)": r"\1, 위치 \2에서 디코드",
+    r"(.+), decode at position (\d+), (\d+) threads": r"\1, 위치 \2에서 디코드, 스레드 \3개",
     r"(.+), prefill of (\d+)": r"\1, 토큰 \2개 프리필",
+    r"(.+), prefill of (\d+), (\d+) threads": r"\1, 토큰 \2개 프리필, 스레드 \3개",
     r"(.+), one token at position ([\d,]+)": r"\1, 위치 \2의 토큰 하나",
     r"(.+), a prompt of (\d+)": r"\1, 토큰 \2개 프롬프트",
     r"(.+), batch (\d+)": r"\1, 배치 \2",
+    r"(.+), (\d+) threads": r"\1, 스레드 \2개",
 }
 SENTENCES = {
-    r"Median milliseconds, (\d+) threads, (.+?), (\d{4}-\d\d-\d\d); in brackets the ratio to the faster of ONNX "
-    r"Runtime and OpenVINO in float32 \(for bfloat16: to OpenVINO's bfloat16\), median of the rounds\.": (
-        r"중앙값(밀리초), 스레드 \1개, \2, \3. 괄호 안은 float32에서 ONNX Runtime과 OpenVINO 중 빠른 쪽과 비교한 "
-        r"시간의 비율(bfloat16은 OpenVINO의 bfloat16과 비교한 비율)로, 라운드별 비율의 중앙값입니다."
+    r"Median milliseconds, (\d+) threads unless stated, (.+?), (\d{4}-\d\d-\d\d); in brackets the ratio to the faster "
+    r"of ONNX Runtime and OpenVINO in float32 \(for bfloat16: to OpenVINO's bfloat16\), median of the rounds, and that "
+    r"of the minima\.": (
+        r"중앙값(밀리초), 따로 적지 않으면 스레드 \1개, \2, \3. 괄호 안은 float32에서 ONNX Runtime과 OpenVINO 중 빠른 "
+        r"쪽과 비교한 시간의 비율(bfloat16은 OpenVINO의 bfloat16과 비교한 비율)로, 라운드별 비율의 중앙값과 최솟값의 "
+        r"비율입니다."
     ),
     r"float16 is a storage type here, arithmetic is float32\.": (
         "여기서 float16은 저장 타입이며, 산술 연산은 float32입니다."
     ),
     r"All figures of npusim passed the error gate \(RMS error against float64 ≤ ([\d.]+) × PyTorch eager's in the "
-    r"same dtype\) unless marked ✗\.": (
+    r"same dtype, same largest score\) unless marked ✗\.": (
         r"✗ 표시가 없는 npusim의 수치는 모두 오차 기준(float64 대비 RMS 오차 ≤ \1 × 같은 dtype에서 PyTorch "
-        r"eager의 오차)을 통과했습니다."
+        r"eager의 오차, 가장 큰 점수가 같음)을 통과했습니다."
+    ),
+    r"All figures of npusim passed the error gate \(RMS error against float64 ≤ ([\d.]+) × PyTorch eager's in the "
+    r"same dtype, same five largest scores\) unless marked ✗\.": (
+        r"✗ 표시가 없는 npusim의 수치는 모두 오차 기준(float64 대비 RMS 오차 ≤ \1 × 같은 dtype에서 PyTorch "
+        r"eager의 오차, 가장 큰 다섯 점수가 같음)을 통과했습니다."
     ),
     r"Compiling ResNet-50 takes ([\d.]+) s cold and ([\d.]+) s warm, loading it with its weights ([\d.]+) s, "
     r"importing the packages ([\d.]+) s of CPU time; its float16 arena is ([\d.]+) MB\.": (
         r"ResNet-50을 컴파일하는 데는 캐시가 없으면 \1초, 있으면 \2초가 걸립니다. 가중치와 함께 불러오는 데는 "
         r"\3초, 패키지를 임포트하는 데는 CPU 시간으로 \4초가 걸립니다. float16 아레나는 \5 MB입니다."
     ),
-    r"Median milliseconds \(a token, or the whole prompt\), (\w+), (\d+) threads, (.+?), (\d{4}-\d\d-\d\d); in "
-    r"brackets the ratio to the fastest of the others, median of the rounds\.": (
-        r"중앙값(밀리초, 토큰 하나 또는 프롬프트 전체), \1, 스레드 \2개, \3, \4. 괄호 안은 나머지 중 가장 빠른 "
-        r"것과 비교한 시간의 비율로, 라운드별 비율의 중앙값입니다."
+    r"Median milliseconds \(a token, or the whole prompt\), (\w+), (\d+) threads unless stated, (.+?), "
+    r"(\d{4}-\d\d-\d\d); in brackets the ratio to the fastest of the others, median of the rounds, and that of the "
+    r"minima\.": (
+        r"중앙값(밀리초, 토큰 하나 또는 프롬프트 전체), \1, 따로 적지 않으면 스레드 \2개, \3, \4. 괄호 안은 나머지 중 "
+        r"가장 빠른 것과 비교한 시간의 비율로, 라운드별 비율의 중앙값과 최솟값의 비율입니다."
     ),
     r"The last column is the size of weights and cache in (\d+) bits, divided by what a bandwidth probe read in "
     r"that time; in brackets for the bytes that npusim read, which stores weights in (\d+) bits\.": (

@@ -1,23 +1,27 @@
 """Decoding and prefill beside llama.cpp, OpenVINO and PyTorch, in turns within one run, and the memory bandwidth used.
 
-    make bench-llm                               writes benchmarks/results/cpu_llm.json
-    make bench-llm ARGS=--table                  put the table into README.md and docs/performance.md
+    make bench-llm                               writes benchmarks/results/cpu_llm_<CPU>.json
+    make bench-llm ARGS=--table                  put the stored results into README.md and docs/performance.md
     make bench-llm ARGS=--quick                  SmolLM2-135M and few rounds: prints the table, writes nothing
+    make bench-llm ARGS="--models smollm2-135m --threads 16 --out part.json"
+    make bench-llm ARGS="--merge part.json"      replace models of this machine's results by those of a part
 
 ``optimum-cli`` exports OpenVINO's models. It needs an older transformers, which `make` installs into ``.venv-export``.
 
 Architectures are exact; their random bfloat16 weights are written once to ``--work``. Every engine runs in a process of
-its own on two threads (``llm_engines.py``); only one works at a time.
+its own on two threads (``llm_engines.py``); only one works at a time, and the others sleep.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Sequence
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -25,14 +29,21 @@ from typing import Any
 
 import numpy as np
 from gguf_models import bfloat16_file
-from readme import ROOT, hardware, publish, write_section
+from readme import ROOT, hardware, merged, publish, results_path, stored, write_section
 
 sys.path.insert(0, str(ROOT))
 
-RESULTS = ROOT / "benchmarks" / "results" / "cpu_llm.json"
+KIND = "cpu_llm"  # of results
 EXPORT = ROOT / ".venv-export" / "bin" / "optimum-cli"
+THREADS = 2  # of the tables
 ENGINES = ("npusim", "llama.cpp", "openvino", "torch")
-PROMPT, FAR = 128, 4096
+PROMPT, LONG, FAR = 128, 1024, 4096
+LENGTHS = (1, 7, 33, PROMPT, 200)  # of the prompts whose logits are compared
+REST = 0.25  # seconds between turns, in which threads of other engines stop spinning
+METRICS = {
+    "decode": f"decode at position {PROMPT}", "decode far": f"decode at position {FAR}",
+    "prefill": f"prefill of {PROMPT}", "prefill long": f"prefill of {LONG}",
+}  # fmt: skip
 STEPS = 6  # tokens per turn: few, because the memory bandwidth changes by the minute
 
 _COMMON = {
@@ -119,13 +130,13 @@ class Worker:
         self.process.wait()
 
 
-def verdict(folder: Path, ours: Worker, theirs: Worker) -> dict[str, Any]:
+def verdict(folder: Path, ours: Worker, theirs: Worker, lengths: Sequence[int] = LENGTHS) -> dict[str, Any]:
     """Return the RMS error against float32 of the logits after prompts of several lengths, beside that of PyTorch eager
     in bfloat16."""
     exact = Worker("torch float32", folder)
     errors: dict[str, list[float]] = {"npusim": [], "torch": []}
     kept = True
-    for length in (1, 7, 33, PROMPT, 200):
+    for length in lengths:
         want, a, b = (np.load(w.ask(f"logits {length}")).astype(np.float64) for w in (exact, ours, theirs))
         errors["npusim"].append(float(np.mean((a - want) ** 2)))
         errors["torch"].append(float(np.mean((b - want) ** 2)))
@@ -138,7 +149,9 @@ def verdict(folder: Path, ours: Worker, theirs: Worker) -> dict[str, Any]:
     return {"error": ours_rms, "eager_error": eager_rms, "within_gate": bool(within), "argmax_kept": bool(kept)}
 
 
-def measure(workers: dict[str, Worker], probe: Worker, rounds: int, far_rounds: int) -> dict[str, dict[str, list]]:
+def measure(
+    workers: dict[str, Worker], probe: Worker, rounds: int, far_rounds: int, long_rounds: int = 0
+) -> dict[str, dict[str, list]]:
     """Return the seconds of each round by metric and engine.
 
     Engines take turns in alternating order. The memory bandwidth is probed before and after each decode.
@@ -153,6 +166,7 @@ def measure(workers: dict[str, Worker], probe: Worker, rounds: int, far_rounds: 
             workers[name].ask(order)
         for number in range(count):
             for name in names if number % 2 == 0 else reversed(names):
+                time.sleep(REST)
                 before = probe.ask("decode 0 1")[0]
                 found = statistics.median(workers[name].ask(order))
                 add(metric, name, [found])
@@ -162,30 +176,34 @@ def measure(workers: dict[str, Worker], probe: Worker, rounds: int, far_rounds: 
     names = list(workers)
     turn("decode", f"decode {PROMPT} {STEPS}", names, rounds)
     turn("prefill", f"prefill {PROMPT}", names, max(3, rounds // 2))
+    if long_rounds:
+        turn("prefill long", f"prefill {LONG}", names, long_rounds)
     if far_rounds:
         turn("decode far", f"decode {FAR} {STEPS}", [n for n in names if n != "torch"], far_rounds)
     return times
 
 
-def run(work: Path, name: str, engines: list[str], rounds: int, far: int) -> dict[str, Any]:
-    """Measure one model; return the results, ready for JSON. ``far``: rounds at position ``FAR``."""
+def run(work: Path, name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Measure one model; return the results, ready for JSON."""
     folder = checkpoint(work, name)
     probe = Worker("probe", folder)
-    workers = {e: Worker(e, folder) for e in engines}
+    workers = {e: Worker(e, folder) for e in args.engines}
     config = MODELS[name]
     stored = sum(np.prod(s) for s in _shapes(config)) * 2
     cache = 2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"]
     cache *= config["hidden_size"] // config["num_attention_heads"]  # bytes per position
-    checked = verdict(folder, workers["npusim"], workers["torch"]) if "torch" in workers else {}
-    times = measure(workers, probe, rounds, far)
+    lengths = (*LENGTHS, LONG) if args.long else LENGTHS
+    checked = verdict(folder, workers["npusim"], workers["torch"], lengths) if "torch" in workers else {}
+    times = measure(workers, probe, args.rounds, args.far, args.long)
     rows = []
-    for metric in ("decode", "prefill", "decode far"):
+    for metric in METRICS:
         for e, seconds in times.get(metric, {}).items():
             row: dict[str, Any] = {"engine": e, "metric": metric, "samples": len(seconds)}
             row |= {"median_ms": statistics.median(seconds) * 1e3, "min_ms": min(seconds) * 1e3}
             ours = times[metric].get("npusim", seconds)
             row["npusim_ratio"] = statistics.median(n / s for n, s in zip(ours, seconds, strict=True))
-            if metric != "prefill":
+            row["ratio_of_minima"] = min(ours) / min(seconds)
+            if metric.startswith("decode"):
                 kv = cache * (FAR if "far" in metric else PROMPT)
                 read = stored + kv
                 probes = times[f"{metric} probe"][e]
@@ -199,21 +217,28 @@ def run(work: Path, name: str, engines: list[str], rounds: int, far: int) -> dic
     facts = {e: w.facts for e, w in workers.items()}
     for w in (*workers.values(), probe):
         w.close()
-    return {"model": name, "weight_bytes": int(stored), "cache_bytes_per_position": cache, "verdict": checked,
-            "rows": rows, "processes": facts}  # fmt: skip
+    return {
+        "model": name, "threads": args.threads, "weight_bytes": int(stored), "cache_bytes_per_position": cache,
+        "verdict": checked, "rows": rows, "processes": facts,
+    }  # fmt: skip
 
 
 def _share(row: dict[str, Any]) -> str:
     share = ""
     if "of_probe" in row:
         share = f", {row['gb_per_s']:.1f} GB/s, {row['of_probe']:.0%} of the probe ({row['kept_of_probe']:.0%} read)"
-    return f"npusim takes {row['npusim_ratio']:.2f} of it{share}"
+    return f"npusim takes {row['npusim_ratio']:.2f} of it, {row['ratio_of_minima']:.2f} of its minimum{share}"
 
 
 def _shapes(config: dict[str, Any]) -> list[tuple[int, ...]]:
     from npu_compiler.frontend.llm.config import LLMConfig, parameter_shapes
 
     return list(parameter_shapes(LLMConfig.from_hf(config)).values())
+
+
+def key(model: dict[str, Any]) -> tuple[str, int]:
+    """Return what a model's results measure."""
+    return model["model"], model.get("threads", THREADS)
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -223,26 +248,25 @@ def table(results: dict[str, Any]) -> str:
     lines = ["| model | " + " | ".join(names) + " | of bandwidth |", "|---|" + "---:|" * (len(names) + 1)]
     for m in results["models"]:
         mark = "" if m["verdict"].get("within_gate") and m["verdict"].get("argmax_kept") else " ✗"
-        for metric, label in (
-            ("decode", f"decode at position {PROMPT}"), ("decode far", f"decode at position {FAR}"),
-            ("prefill", f"prefill of {PROMPT}"),
-        ):  # fmt: skip
+        for metric, label in METRICS.items():
             by = {r["engine"]: r for r in m["rows"] if r["metric"] == metric}
             if "npusim" not in by:
                 continue
             ratio = max((r["npusim_ratio"] for e, r in by.items() if e != "npusim"), default=float("nan"))
             ours = by["npusim"]
-            cells = [f"**{ours['median_ms']:.1f}** (×{ratio:.2f}){mark}"]
+            best = min((r["min_ms"] for e, r in by.items() if e != "npusim"), default=float("nan"))
+            cells = [f"**{ours['median_ms']:.1f}** (×{ratio:.2f}, ×{ours['min_ms'] / best:.2f}){mark}"]
             cells += [f"{by[e]['median_ms']:.1f}" if e in by else "" for e in names if e != "npusim"]
             share = f"{ours['of_probe']:.0%} ({ours['kept_of_probe']:.0%})" if "of_probe" in ours else ""
+            label += f", {m['threads']} threads" if m.get("threads", THREADS) != THREADS else ""
             lines.append(f"| {m['model']}, {label} | " + " | ".join(cells) + f" | {share} |")
     versions = ", ".join(f"{k} {v}" for k, v in results["versions"].items())
     lines += [
         "",
-        f"Median milliseconds (a token, or the whole prompt), bfloat16, {results['threads']} threads, "
-        f"{results['hardware']}, {results['date']}; in brackets the ratio to the fastest of the others, "
-        "median of the rounds. The last column is the size of weights and cache in 16 bits, divided by what a "
-        "bandwidth probe read in that time; in brackets for the bytes that npusim read, which stores weights in 12 "
+        f"Median milliseconds (a token, or the whole prompt), bfloat16, {THREADS} threads unless stated, "
+        f"{results['hardware']}, {results['date']}; in brackets the ratio to the fastest of the others, median of the "
+        "rounds, and that of the minima. The last column is the size of weights and cache in 16 bits, divided by what "
+        "a bandwidth probe read in that time; in brackets for the bytes that npusim read, which stores weights in 12 "
         "bits. OpenVINO "
         "holds float16 weights and computes in bfloat16. Random weights; npusim's logits passed the error gate (RMS "
         "error against float32 ≤ 1.1 × PyTorch eager's in bfloat16, same largest logit) unless "
@@ -258,30 +282,42 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--far", type=int, default=8, help=f"rounds at position {FAR}")
+    parser.add_argument("--long", type=int, default=6, help=f"rounds of prompts of {LONG}")
+    parser.add_argument("--threads", type=int, default=THREADS)
     parser.add_argument("--work", type=Path, default=ROOT / ".bench", help="where the models are kept (up to 12 GB)")
-    parser.add_argument("--quick", action="store_true", help="--models smollm2-135m --rounds 3 --far 0")
-    parser.add_argument("--out", type=Path, help=f"default for a whole run: {RESULTS}")
+    parser.add_argument("--quick", action="store_true", help="--models smollm2-135m --rounds 3 --far 0 --long 0")
+    parser.add_argument("--out", type=Path, help="default for a whole run: in benchmarks/results")
     parser.add_argument("--prepare", action="store_true", help="write the checkpoints only")
+    parser.add_argument("--merge", type=Path, help="the results of a part of a run on this kind of machine")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     if args.quick:
-        args.models, args.rounds, args.far = ["smollm2-135m"], 3, 0
+        args.models, args.rounds, args.far, args.long = ["smollm2-135m"], 3, 0, 0
     if args.table:
-        write_section("llm", table(json.loads((args.out or RESULTS).read_text())))
+        write_section("llm", "\n\n".join(map(table, stored(KIND))))
+        return
+    if args.merge:
+        part = json.loads(args.merge.read_text())
+        path = results_path(KIND, part["hardware"])
+        publish(merged(json.loads(path.read_text()), part, "models", key) if path.exists() else part, path)
         return
     if args.prepare:
         for name in args.models:
             checkpoint(args.work, name)
         return
+    os.environ["NPU_BENCH_THREADS"] = str(args.threads)  # of the workers
     packages = {"llama.cpp": "llama-cpp-python", "openvino": "openvino", "torch": "torch"}
     results = {
         "command": "make bench-llm", "date": date.today().isoformat(), "hardware": hardware(),
-        "threads": 2, "versions": {p: version(p) for e, p in packages.items() if e in args.engines},
-        "models": [run(args.work, name, args.engines, args.rounds, args.far) for name in args.models],
+        "versions": {p: version(p) for e, p in packages.items() if e in args.engines},
+        "models": [run(args.work, name, args) for name in args.models],
     }  # fmt: skip
     print(table(results))
-    whole = all(getattr(args, name) == parser.get_default(name) for name in ("models", "engines", "rounds", "far"))
-    publish(results, args.out or (RESULTS if whole else None))
+    whole = all(
+        getattr(args, name) == parser.get_default(name)
+        for name in ("models", "engines", "rounds", "far", "long", "threads")
+    )
+    publish(results, args.out or (results_path(KIND, hardware()) if whole else None))
 
 
 if __name__ == "__main__":

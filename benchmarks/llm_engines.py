@@ -203,6 +203,8 @@ class OpenVINO(Engine):
 class Torch(Engine):
     """transformers, eager, with a static cache."""
 
+    POSITIONS = 256  # of the cache, but for longer prompts
+
     def __init__(self, folder: Path, dtype: str = "bfloat16", device: str = "cpu"):
         import torch
         from transformers import AutoModelForCausalLM, StaticCache
@@ -211,16 +213,24 @@ class Torch(Engine):
         torch.set_grad_enabled(False)
         self.torch, self.device = torch, device
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval().to(device)
-        self.cache = StaticCache(config=self.model.config, max_cache_len=256)
+        self.static = StaticCache
+        self.cache = StaticCache(config=self.model.config, max_cache_len=self.POSITIONS)
 
     def feed(self, tokens: list[int], start: int) -> Any:
         torch = self.torch
+        if not start:  # attention reads all positions of a static cache, so it has as few as possible
+            self.resize(max(self.POSITIONS, len(tokens)))
         ids = torch.tensor([tokens], device=self.device)
         at = torch.arange(start, start + len(tokens), device=self.device)[None]
         logits = self.model(
             input_ids=ids, position_ids=at, past_key_values=self.cache, use_cache=True, logits_to_keep=1
         ).logits
         return logits.cpu()  # waits for a GPU
+
+    def resize(self, positions: int) -> None:
+        """Replace the cache unless it has that many positions."""
+        if self.cache.max_cache_len != positions:
+            self.cache = self.static(config=self.model.config, max_cache_len=positions)
 
     def cut(self, length: int) -> None:
         for layer in self.cache.layers:

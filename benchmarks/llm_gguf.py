@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from gguf_models import MIXES, quantised_file
 from gguf_reference import reference_logits
-from llm_cpu import FAR, MODELS, PROMPT, Worker, measure
+from llm_cpu import FAR, LENGTHS, MODELS, PROMPT, Worker, measure
 from llm_engines import THREADS, prompt
 from readme import ROOT, hardware, publish, results_path, without_files
 
@@ -32,7 +32,6 @@ ENGINES = ("npusim", "llama.cpp")
 PACKAGES = {"llama.cpp": "llama-cpp-python"}
 REAL = "smollm2"
 DEFAULT = ("qwen2.5-1.5b:q4_0", "qwen2.5-1.5b:q4_k_m", "qwen2.5-1.5b:q8_0", REAL)
-LENGTHS = (1, 7, 33, PROMPT, 200)  # of the prompts whose logits are compared
 METRICS = {"decode": f"decode at {PROMPT}", "decode far": f"decode at {FAR}", "prefill": f"prefill of {PROMPT}"}
 
 

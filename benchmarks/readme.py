@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,26 @@ def results_path(kind: str, machine: str) -> Path:
     """Return the file for results of a ``kind`` of benchmark on a machine."""
     words = "".join(c if c.isalnum() else " " for c in machine.lower()).split()
     return ROOT / "benchmarks" / "results" / f"{'_'.join([kind, *words])}.json"
+
+
+def stored(kind: str) -> list[dict[str, Any]]:
+    """Return the results of a kind of benchmark on all machines, in the order of their names."""
+    folder = results_path(kind, "").parent
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob(f"{kind}_*.json"))]
+
+
+def merged(
+    results: dict[str, Any], part: dict[str, Any], rows: str, key: Callable[[dict[str, Any]], Hashable]
+) -> dict[str, Any]:
+    """Return ``results`` with the elements of the list ``rows`` in ``part`` in place of those with the same key. Raises
+    ``ValueError`` if the two were measured on different kinds of CPUs or with different versions of a package."""
+    old, new = results["versions"], part["versions"]
+    if results["hardware"] != part["hardware"]:
+        raise ValueError(f"the results are those of {results['hardware']}, the part is from {part['hardware']}")
+    if differ := [p for p in old if p in new and old[p] != new[p]]:
+        raise ValueError(f"the part was measured with other versions of {', '.join(differ)}")
+    chosen = {key(r): r for r in (*results[rows], *part[rows])}
+    return results | {"date": part["date"], "versions": old | new, rows: list(chosen.values())}
 
 
 def without_files(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
