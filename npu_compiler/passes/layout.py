@@ -23,7 +23,7 @@ def sink_permutes(graph: Graph) -> None:
     convolutions produce them.
 
     A unit reshape (one that adds or drops size-1 dims) of a reduction's result also sinks through a pointwise op, so
-    that ops after a pool can join its kernel.
+    that ops after a pool can join its kernel; so does any reshape of a product through one that depends on no position.
     """
     static = static_values(graph)
     settled = _settled(graph)
@@ -115,7 +115,8 @@ def _sink_loops(graph: Graph, node: Node, static: set[Value], settled: set[Value
         if perm != tuple(range(len(domain))) and not stays and not _reorders_positions(node, perm):
             return _permuted(graph, node, perm)
     if node.op == "pointwise":
-        return _sink_unit_reshape(graph, node, static)
+        out = _sink_unit_reshape(graph, node, static)
+        return out if out is not None else _sink_product_reshape(graph, node)
     return None
 
 
@@ -202,6 +203,24 @@ def _sink_unit_reshape(graph: Graph, node: Node, static: set[Value]) -> Value | 
     e = expr.substitute(node.attrs["expr"], dims, through)
     inputs = [source if i == which else v for i, v in enumerate(node.inputs)]
     return graph.reshape(graph.elementwise(source.shape, inputs, e), node.out.shape)
+
+
+def _sink_product_reshape(graph: Graph, node: Node) -> Value | None:
+    """Rewrite ``f(reshape(x))`` as ``reshape(f(x))`` if x is a product, or a function of one, and f depends on no
+    position and reads nothing else: a cast or an activation can then join the product's epilogue."""
+    if len(node.inputs) != 1 or node.inputs[0].op != "reshape" or node.inputs[0].shape != node.out.shape:
+        return None
+    source = node.inputs[0].node.inputs[0]
+    here, there = expr.identity_index(node.out.shape), expr.identity_index(source.shape)
+    e, product = node.attrs["expr"], source
+    while product.op == "pointwise" and len(product.node.inputs) == 1:
+        product = product.node.inputs[0]
+    if product.op not in ("matmul", "conv2d") or any(x.op == "load" and x.args != here for x in expr.walk(e)):
+        return None
+    if any(x.op == "index" for x in expr.walk(expr.substitute(e, loads=lambda x: expr.load(0, x.dtype, ())))):
+        return None
+    e = expr.substitute(e, loads=lambda x: expr.load(0, x.dtype, there))
+    return graph.reshape(graph.elementwise(source.shape, [source], e), node.out.shape)
 
 
 def _sink_structural(graph: Graph, node: Node) -> Value | None:

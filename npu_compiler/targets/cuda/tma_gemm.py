@@ -20,11 +20,13 @@ from ..simt.lang.function import Function, Members, blocks, constants
 from ..simt.lang.program import TileMap
 from .split_rms_norm import row_scale
 from .tile_selection import (
+    N_MAJOR_COLUMNS,
     PIECE,
     WARPGROUP,
     Plan,
     choose,
     column_scale_floats,
+    is_n_major,
     piece_columns,
     result_stages,
     split_floats,
@@ -52,8 +54,10 @@ def supports_tma(kernel: Gemm | Conv2d) -> bool:
     rows = kernel.lda, kernel.batch_stride if p.batch > 1 else 8
     if w.format:  # groups of four rows
         return p.batch == 1 and kernel.lda % 8 == 0
-    columns = w.strides[1], w.strides[0] if w.shape[0] > 1 else 8
-    return w.strides[2] == 1 and all(n > 0 and n % 8 == 0 for n in (*rows, *columns))
+    batch = w.strides[0] if w.shape[0] > 1 else 8
+    if is_n_major(kernel):
+        return all(n > 0 and n % 8 == 0 for n in (*rows, w.strides[2], batch))
+    return w.strides[2] == 1 and all(n > 0 and n % 8 == 0 for n in (*rows, w.strides[1], batch))
 
 
 def tile_k(kernel: Gemm | Conv2d) -> int:
@@ -164,8 +168,8 @@ class TmaGemm:
         sizes = dict(
             M=p.m, N=p.n, BATCH=p.batch, PRODUCTS=p.products, BATCHED_RIGHT=self._batches(self.operands.kernel) > 1,
             SPLITS=plan.splits, TILE_M=plan.m, TILE_N=plan.n, TILE_K=self.step, STAGES=plan.stages, TILES=tiles,
-            STEP=clusters, FOURS=bool(self.kind.format), PROMOTED=plan.promoted, PRIMED=self._primed(),
-            OUTPUTS=self.outputs, SUM_ROWS=sums, BIASED=self._biased, **flags,
+            STEP=clusters, FOURS=bool(self.kind.format), N_MAJOR=is_n_major(self.kernel), PROMOTED=plan.promoted,
+            PRIMED=self._primed(), OUTPUTS=self.outputs, SUM_ROWS=sums, BIASED=self._biased, **flags,
         )  # fmt: skip
         row_sums = f.pointer(~(len(self.kernel.outputs) - 1)) if sums else "nullptr"
         f.template(
@@ -253,6 +257,10 @@ class TmaGemm:
             fours, nbytes = w.shape[0], w.strides[0] * 2
             return left, TileMap((p.k, ROWS, fours), (p.k * 2, nbytes), (self.step, ROWS, self.plan.n // ROWS), swizzle)
         batches, row, batch = self._batches(k), p.k * 2, p.n * p.k * 2
+        if is_n_major(k):
+            row, batch = w.strides[2] * 2, (w.strides[0] if batches > 1 else w.strides[2] * p.k) * 2
+            tile = N_MAJOR_COLUMNS, self.step, 1
+            return left, TileMap((p.n, p.k, batches), (row, batch), tile, N_MAJOR_COLUMNS * 2)
         if isinstance(k, Gemm):
             row, batch = w.strides[1] * 2, (w.strides[0] if batches > 1 else w.strides[1] * p.n) * 2
         return left, TileMap((p.k, p.n, batches), (row, batch), (self.step, self.plan.n, 1), swizzle)

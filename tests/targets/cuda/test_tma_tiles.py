@@ -82,6 +82,22 @@ def test_a_plan_fits_the_chip(name: str) -> None:
     assert ("__cluster_dims__" in functions.text[launch.function]) == (plan.splits > 1)
 
 
+def test_columns_that_are_neighbours_come_in_tiles_of_64() -> None:
+    kernel = _gemm(1536, 2560, 2048)
+    rows, w = kernel.inputs
+    turned = replace(kernel, inputs=(rows, replace(w, strides=(2560 * 2048, 1, 2560))))
+    assert supports_tma(turned) and choose(turned, 64, True, HOPPER) == choose(kernel, 64, True, HOPPER)
+    functions = Functions(HOPPER)
+    launch = functions.launch(turned)
+    right = launch.maps[1][2]
+    assert (right.sizes, right.strides, right.box) == ((2560, 2048, 1), (5120, 2560 * 4096), (64, 64, 1))
+    assert right.swizzle == 128 and "N_MAJOR = true" in functions.text[launch.function]
+    apart = replace(turned, inputs=(rows, replace(w, strides=(2564 * 2048, 1, 2564))))
+    few = replace(_gemm(1536, 32, 2048), inputs=(rows, _operand(1, "arena", 1, 2048, 32)))
+    few = replace(few, inputs=(rows, replace(few.inputs[1], shape=(1, 32, 2048), strides=(65536, 1, 32))))
+    assert not supports_tma(apart) and not supports_tma(few)
+
+
 def test_rows_that_overlap_are_left_to_threads() -> None:
     kernel = _conv(16, 32, 64, taps=1)
     rows = kernel.inputs[0]
@@ -270,6 +286,7 @@ def layer(m: int, hidden: int, inner: int, gate: bool = False) -> tuple[nn.Modul
 CASES: dict[str, Callable[[], tuple[nn.Module, Args]]] = {
     "product-65x136x72": lambda: product(65, 136, 72),
     "product-300x264x1096": lambda: product(300, 264, 1096),
+    "product-200x96x24": lambda: product(200, 96, 24),
     "product-batch": lambda: product(100, 136, 136, batch=3),
     "linear-17x40x64": lambda: linear(17, 40, 64),
     "linear-128x96x4096": lambda: linear(128, 96, 4096),

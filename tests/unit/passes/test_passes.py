@@ -205,6 +205,18 @@ def test_flattened_features_need_no_copy() -> None:
     assert kinds(kernels) == ["copy", "conv2d", "gemm", "copy", "gemm"]
 
 
+def test_reshaped_products_have_epilogues_unless_these_depend_on_positions() -> None:
+    g = Graph("reshaped")
+    x, w = g.input("x", (6, 16), "float16"), g.weight("w", (16, 8), "float16")
+    heads = g.pointwise(tanh, x.matmul(w).reshape(2, 3, 8)).cast("float16")
+    rows = g.input("y", (6, 16), "float16").matmul(w).reshape(2, 3, 8)
+    e = load(0, "float32", expr.identity_index(rows.shape)) + index(1).cast("float32")
+    placed = g.elementwise(rows.shape, [rows], e)
+    g.outputs = [("heads", heads), ("placed", placed)]
+    _, kernels = compiled(g)
+    assert kinds(kernels) == ["gemm", "gemm", "map"]
+
+
 def test_positions_of_a_maximum_count_in_their_own_order() -> None:
     g = Graph("argmax")
     x = g.input("x", (3, 4, 5), "float32").permute(2, 0, 1)

@@ -2,7 +2,8 @@
 // memory; each warpgroup multiplies 64 rows of a tile. The epilogue is in tma_epilogue.h.
 //
 // Types of D: T, a unit of two bytes of the operands; Sum, of the accumulators; R, of the results. Constants: M, N; BATCH
-// of products, each with its own right operand if BATCHED_RIGHT; FOURS: the right operand consists of groups of four rows (weights/block_rows.py); TILE_M, TILE_N, TILE_K, which counts units; STAGES of
+// of products, each with its own right operand if BATCHED_RIGHT; FOURS: the right operand consists of groups of four rows (weights/block_rows.py); N_MAJOR: the
+// right operand is [K, N], loaded in tiles of 64 columns; TILE_M, TILE_N, TILE_K, which counts units; STAGES of
 // the ring; TILES of the result, of which a block processes every STEP-th; SPLITS: blocks of a cluster that share a tile, each with a part of K (split-K); PRIMED: stages whose right
 // operand, weights, is loaded before preceding kernels end; PRODUCTS 2: columns alternate between two products, which
 // the epilogue combines; BIASED: integers begin at the bits of 1.5 * 2^23 as a float (biased_whole).
@@ -66,9 +67,15 @@ template <class D, class S> INLINE Range k_tiles(int rank) {
 template <class D, class S>
 INLINE void load_right(const Ring<D>& ring, const Operands<S>& from, int slot, int step, TileIndex tile) {
   typename D::T* const to = ring.stage(slot) + D::TILE_M * D::TILE_K;
-  if (D::FOURS) tma_load(to, from.right, ring.full + slot, step * D::TILE_K, 0, tile.n * (D::TILE_N / 4));
-  else
-    tma_load(to, from.right, ring.full + slot, step * D::TILE_K, tile.n * D::TILE_N, D::BATCHED_RIGHT ? tile.batch : 0);
+  const int k = step * D::TILE_K, n = tile.n * D::TILE_N, batch = D::BATCHED_RIGHT ? tile.batch : 0;
+  if (D::FOURS) {
+    tma_load(to, from.right, ring.full + slot, k, 0, n / 4);
+  } else if (D::N_MAJOR) {
+#pragma unroll
+    for (int i = 0; i < D::TILE_N; i += 64) tma_load(to + i * D::TILE_K, from.right, ring.full + slot, n + i, k, batch);
+  } else {
+    tma_load(to, from.right, ring.full + slot, k, n, batch);
+  }
 }
 
 // Loads the first PRIMED stages of weights, which do not depend on preceding kernels.
@@ -122,7 +129,9 @@ INLINE void multiply_range(TileC<D>& acc, const Ring<D>& ring, RingPosition<D::S
     mbarrier_wait(ring.full + at.slot, at.phase);
     typename D::T* const left = ring.stage(at.slot);
     wgmma_fence();
-    wgmma<D::TILE_K>(acc, left + th.subgroup / 4 * (64 * D::TILE_K), left + D::TILE_M * D::TILE_K);
+    const typename D::T *const rows = left + th.subgroup / 4 * (64 * D::TILE_K), *const right = left + D::TILE_M * D::TILE_K;
+    if constexpr (D::N_MAJOR) wgmma_n_major<D::TILE_K>(acc, rows, right);
+    else wgmma<D::TILE_K>(acc, rows, right);
     wgmma_commit();
     meanwhile(step == first);
     wgmma_wait<1>();

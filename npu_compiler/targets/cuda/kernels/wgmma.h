@@ -9,7 +9,9 @@ template <int N, class Sum = float> struct WgmmaC { Sum v[N / 2]; };
 
 // wgmma_k16(c, a, b, T*): C [64, N] += A [64, 16] B [N, 16]^T; a and b are descriptors of operands in shared memory. K
 // counts units of two bytes: T is f16, bf16, or two elements of 8 bits (u8s8, e4m3x2).
+// wgmma_k16(c, a, b, NMajor<T>*): B is [16, N].
 // wgmma_k16(c, a, b): A from registers, and B is [16, N].
+template <class T> struct NMajor;
 #define R16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define R24 R16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define R28 R24 ", %24, %25, %26, %27"
@@ -56,6 +58,13 @@ WGMMA_WIDTHS(f16, float, "k16.f32.f16.f16", "1, 1, 1, 0, 0")
 WGMMA(f16, float, "k16.f32.f16.f16", "1, 1, 1, 0, 0", 56, R28, C28, "%28", "%29")
 WGMMA_WIDTHS(bf16, float, "k16.f32.bf16.bf16", "1, 1, 1, 0, 0")
 WGMMA(bf16, float, "k16.f32.bf16.bf16", "1, 1, 1, 0, 0", 56, R28, C28, "%28", "%29")
+#define WGMMA_N_MAJOR(T, FORM)                                                         \
+  WGMMA(NMajor<T>, float, FORM, "1, 1, 1, 0, 1", 64, R32, C32, "%32", "%33")          \
+  WGMMA(NMajor<T>, float, FORM, "1, 1, 1, 0, 1", 128, R64, C64, "%64", "%65")         \
+  WGMMA(NMajor<T>, float, FORM, "1, 1, 1, 0, 1", 192, R96, C96, "%96", "%97")         \
+  WGMMA(NMajor<T>, float, FORM, "1, 1, 1, 0, 1", 256, R128, C128, "%128", "%129")
+WGMMA_N_MAJOR(f16, "k16.f32.f16.f16")
+WGMMA_N_MAJOR(bf16, "k16.f32.bf16.bf16")
 WGMMA_WIDTHS(e4m3x2, float, "k32.f32.e4m3.e4m3", "1, 1, 1")
 WGMMA(e4m3x2, float, "k32.f32.e4m3.e4m3", "1, 1, 1", 56, R28, C28, "%28", "%29")
 #undef REGISTER
@@ -74,6 +83,7 @@ WGMMA_REGISTERS(f16, 128, R64, C64, "%64, %65, %66, %67", "%68")
 WGMMA_REGISTERS(bf16, 128, R64, C64, "%64, %65, %66, %67", "%68")
 #undef WGMMA
 #undef WGMMA_WIDTHS
+#undef WGMMA_N_MAJOR
 #undef WGMMA_REGISTERS
 #undef REGISTER
 #undef C4
@@ -141,6 +151,12 @@ template <int K = 64, int N, class Sum, class T> INLINE void wgmma(WgmmaC<N, Sum
   const uint64_t a = wgmma_descriptor<K>(x), b = wgmma_descriptor<K>(y);
 #pragma unroll
   for (int k = 0; k < K / 16; k++) wgmma_k16(c, a + 2 * k, b + 2 * k, x);
+}
+// C [64, N] += A [64, K] B [K, N]
+template <int K, int N, class T> INLINE void wgmma_n_major(WgmmaC<N>& c, const T* x, const T* y) {
+  const uint64_t a = wgmma_descriptor<K>(x), b = wgmma_transposed_descriptor<K>(y);
+#pragma unroll
+  for (int k = 0; k < K / 16; k++) wgmma_k16(c, a + 2 * k, b + k * (16 * 128 / 16), (const NMajor<T>*)nullptr);
 }
 
 // Stores the 16 rows of a warp.
