@@ -7,6 +7,8 @@ into zero-padded panels of output channels:
 ``panels`` [G, ceil(K / panel), T, C, panel]
 ``vnni2``  [G, ceil(K / panel), T, ceil(C / 2), panel, 2], for dot products of two elements
 ``vnni4``  [G, ceil(K / panel), T, ceil(C / 4), panel, 4], of four
+``bf16x2`` bfloat16 [G, ceil(K / panel), size]: each float16 number as the sum of two, see :func:`_split`
+``bf16x3`` the same for float32 numbers, as the sum of three
 ========== =================================================
 
 A matrix [1, N, 1, C] may have a layout of a weight format (:mod:`npu_compiler.weights.format`) instead, as bytes.
@@ -14,11 +16,16 @@ A matrix [1, N, 1, C] may have a layout of a weight format (:mod:`npu_compiler.w
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
 from .format import BlockFormat, Shape, find_layout
 
 ELEMENTS = {"panels": 1, "vnni2": 2, "vnni4": 4}  # layout -> neighbouring input channels of a panel's column
+PIECES = {"bf16x2": 2, "bf16x3": 3}  # layout -> bfloat16 numbers for each element
+PIECES_OF = {"float16": "bf16x2", "float32": "bf16x3"}
+_GROUP = 32  # input channels that are split together
+_LINE = 32  # numbers at the end of a panel, of which the first is 1 if an element is an infinity or NaN
 
 
 def packed_spec(layout: str, shape: Shape, dtype: str, panel: int) -> tuple[Shape, str]:
@@ -28,6 +35,10 @@ def packed_spec(layout: str, shape: Shape, dtype: str, panel: int) -> tuple[Shap
         return (g, -(-k // panel), t, c, panel), dtype
     if (depth := ELEMENTS.get(layout)) is not None:
         return (g, -(-k // panel), t, -(-c // depth), panel, depth), dtype
+    if (pieces := PIECES.get(layout)) is not None:
+        if PIECES_OF.get(dtype) != layout:
+            raise ValueError(f"{dtype} cannot be packed as {layout!r}")
+        return (g, -(-k // panel), t * -(-c // _GROUP) * _GROUP * pieces * panel + _LINE), "bfloat16"
     format, found = find_layout(layout)
     dtypes = ("uint8",) if isinstance(format, BlockFormat) else format.dtypes
     packed = found.packed_shape(k, c) if (g, t, panel) == (1, 1, found.panel) and dtype in dtypes else None
@@ -44,7 +55,45 @@ def pack(w: np.ndarray, panel: int, layout: str) -> np.ndarray:
         out = _padded(w, panel, depth)
         out = out.reshape(*out.shape[:-1], out.shape[-1] // depth, depth)
         return np.ascontiguousarray(out.transpose(0, 1, 3, 4, 2, 5))
+    if layout in PIECES:
+        return _split(w, panel, PIECES[layout])
     return find_layout(layout)[1].pack(w[0, :, 0])
+
+
+def _split(w: np.ndarray, panel: int, pieces: int) -> np.ndarray:
+    """Return a weight [G, K, T, C] as bfloat16 numbers ("pieces") whose sums are its elements, for products on units
+    that multiply bfloat16 (``kernels/amx_pieces.h``).
+
+    A panel is [T, ceil(C / 32), pieces, 16, panel, 2]: the last dim holds channels u and u + 16 of 32. Then follows
+    a line of 32 numbers, of which the first is 1 if an element is an infinity or NaN, else 0. Elements of float16 are
+    rounded to their first piece, those of float32 are cut off, because the largest would become infinite.
+    """
+    rest = _padded(w, panel, _GROUP).astype(np.float32)
+    g, panels, _, t, c = rest.shape
+    out = np.zeros((g, panels, t * c * pieces * panel + _LINE), np.uint16)
+    body = out[..., :-_LINE].reshape(g, panels, t, c // _GROUP, pieces, _GROUP // 2, panel, 2)
+    special = ~np.isfinite(rest)
+    out[..., -_LINE] = np.where(special.any((2, 3, 4)), 0x3F80, 0)
+    for p in range(pieces):
+        bits = rest.view(np.uint32)
+        if w.dtype == np.float16:
+            bits = np.where(special, bits, bits + 0x7FFF)
+        piece = (bits >> 16).astype(np.uint16)
+        if p == 0:
+            piece[np.isnan(rest)] = 0x7FC0
+        body[..., p, :, :, :] = piece.reshape(g, panels, panel, t, -1, 2, _GROUP // 2).transpose(0, 1, 3, 4, 6, 2, 5)
+        with np.errstate(invalid="ignore"):
+            rest = np.where(special, np.float32(0), rest - (piece.astype(np.uint32) << 16).view(np.float32))
+        special[...] = False
+    return out.view(ml_dtypes.bfloat16)
+
+
+def join(packed: np.ndarray, panel: int, layout: str, taps: int) -> np.ndarray:
+    """Return the elements float32 [G, K, T, C] of a weight in pieces; K and C are padded."""
+    g, panels, size = packed.shape
+    parts = packed[..., : size - _LINE].reshape(g, panels, taps, -1, PIECES[layout], _GROUP // 2, panel, 2)
+    whole = parts.astype(np.float32)[:, :, :, :, ::-1].sum(4)  # [G, panels, T, groups, 16, panel, 2]
+    return whole.transpose(0, 1, 5, 2, 3, 6, 4).reshape(g, panels * panel, taps, -1)
 
 
 def unpack_matrix(packed: np.ndarray, layout: str, n: int, k: int) -> np.ndarray:

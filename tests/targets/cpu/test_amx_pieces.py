@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from npu_compiler.weights import packing
+
 from ...support.kernel_driver import AMX, CXX, Library, build, check, entry, pack, pack_conv, random, room, struct
 from ...support.sweeps import FULL
 from .test_kernels import POINTWISE, Conv, conv_struct
@@ -33,8 +35,8 @@ def test_pieces(tmp_path: Path, dtype: str) -> None:
     """Errors are those of float32 sums, or 2^-18. Infinities and NaN come out where they go in, and only there."""
     bodies, scratch = [], []
 
-    def add(name: str, plan: str, columns: int) -> None:
-        operands = f"(const {dtype}*)a.x, (const {dtype}*)a.w"
+    def add(name: str, plan: str, columns: int, weights: str = dtype) -> None:
+        operands = f"(const {dtype}*)a.x, (const {weights}*)a.w"
         call = f"Store e{{a, {columns}}}; amx_blocked<{plan}>({operands}, e, th, a.counters);"
         bodies.append(entry(name, call))
         scratch.append(f"AmxScratch<{plan}>::END")
@@ -46,6 +48,7 @@ def test_pieces(tmp_path: Path, dtype: str) -> None:
     for i, c in enumerate(CONVS):
         bodies.append(conv_struct(i, c))
         add(f"conv{i}", f"PieceConv<D{i}, {dtype}>::Plan", c.K)
+        add(f"split{i}", f"PieceConv<D{i}, {dtype}, pieces<{dtype}>>::Plan", c.K, f"pieces<{dtype}>")
     library = build(tmp_path, AMX, bodies, scratch)
     rng = np.random.default_rng(6)
     for threads, special in ((1, None), (2, np.inf), (2, np.nan)):
@@ -64,6 +67,8 @@ def test_pieces(tmp_path: Path, dtype: str) -> None:
                 c.reference(f(x.astype(np.float64)), f(w.astype(np.float64))) for f in (np.array, np.abs)
             )
             compare(library, f"conv{i}", x, pack_conv(w, 1, dtype), wanted, magnitude)
+            split = packing.pack(w.reshape(1, c.K, c.R * c.S, c.C), 32, packing.PIECES_OF[w.dtype.name])
+            compare(library, f"split{i}", x, split, wanted, magnitude)
     library.handle.stop()
 
 

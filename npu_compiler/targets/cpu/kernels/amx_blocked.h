@@ -27,8 +27,9 @@ template <class Plan> struct AmxScratch {
   static constexpr bool UNPACK = !Plan::Stored::PLAIN || Plan::STEPS.padded;
   static constexpr long WEIGHTS = Plan::G * Plan::NP * (1 + Plan::DUAL) * Plan::Stored::panel_bytes(Plan::UNITS);
   static constexpr bool LEAVE = WEIGHTS > AMX_LIMITS.resident_bytes;  // weights leave L2 before they are read again
-  static constexpr bool SIMPLE = Plan::G == 1 && Plan::SLICES == 1 && !UNPACK && !LEAVE && Plan::NTAPS == 1;
-  static constexpr bool TWO_STEPS = SIMPLE && Plan::PIECES == 1 && !Plan::DUAL && Plan::STEPS.count == 2 &&
+  static constexpr bool SIMPLE = Plan::G == 1 && Plan::SLICES == 1 && !UNPACK && !LEAVE && Plan::NTAPS == 1 &&
+                                 Plan::PIECES == 1;
+  static constexpr bool TWO_STEPS = SIMPLE && !Plan::DUAL && Plan::STEPS.count == 2 &&
                                     Plan::STEPS.units == AMX_UNITS;  // so all tiles have one shape
   static constexpr bool ROWS_FIRST = Plan::ROWS_FIRST && SIMPLE && !TWO_STEPS;
   static constexpr long SPAN = ROWS_FIRST ? min_of(2, Plan::NP) : 1;  // panels whose epilogue runs row by row
@@ -51,7 +52,7 @@ template <class Plan> struct AmxScratch {
   static constexpr long PANELS = SUMS + (Plan::SLICES > 1 ? Plan::PG : 1) * (1 + Plan::DUAL) * PANEL_SUMS * 4;
   // Pieces of a panel are split between the products of the one before, if L2 holds those of both.
   static constexpr long SIDE = (1 + Plan::DUAL) * UNPACKED;
-  static constexpr bool AHEAD = Plan::PIECES > 1 && 2 * SIDE + Plan::COPY_BYTES <= 1536 << 10;
+  static constexpr bool AHEAD = Plan::PIECES > 1 && UNPACK && 2 * SIDE + Plan::COPY_BYTES <= 1536 << 10;
   static constexpr long END = PANELS + (1 + AHEAD) * SIDE;
 };
 
@@ -292,8 +293,9 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
         for (long p = 0; p < PRODUCTS && !S::AHEAD; p++) {
           char* unpacked = th.scratch + S::PANELS + p * S::UNPACKED;
           plain[p] = unpacked;
-          if constexpr (PIECES > 1) finite_w &= Stored::split(panel + p * PRODUCT_BYTES, unpacked);
+          if constexpr (PIECES > 1 && S::UNPACK) finite_w &= Stored::split(panel + p * PRODUCT_BYTES, unpacked);
           else plain[p] = amx_panel<Plan>(panel + p * PRODUCT_BYTES, step0 * STEP, units, unpacked);
+          if constexpr (PIECES > 1 && !S::UNPACK) finite_w &= Stored::finite(panel + p * PRODUCT_BYTES);
         }
         const bool fetch = fetch_block && pn + 1 + S::AHEAD < Plan::G * Plan::NP;  // of the next chunk as well
         const int lines = fetch ? (int)ceil_div(STEP * Stored::UNIT_BYTES, (tiles + 1) / 2 * 64) : 0;

@@ -105,6 +105,24 @@ template <class T, long TAPS, long C> struct SplitPanel {
   }
 };
 
+// Weights that were split when the program was loaded (npu_compiler/weights/packing.py): a panel has the units of a
+// SplitPanel, and then a line whose first number is 1 if a weight is an infinity or NaN, else 0.
+template <class T> struct pieces;
+template <class T, long TAPS, long C> struct SplitPanel<pieces<T>, TAPS, C> {
+  static constexpr bool PLAIN = true;
+  static constexpr int BLOCK_UNITS = 0;
+  static constexpr long UNIT_BYTES = pieces_of<T>() * BF16P::W_BYTES, LINE = 64;
+  static constexpr long UNITS = TAPS * split_groups(C) * AMX_UNITS, BYTES = UNITS * UNIT_BYTES + LINE;
+  static constexpr long panel_bytes(long) { return BYTES; }
+  NPU_INLINE const char* at(const char* panel, long unit) { return panel + unit * UNIT_BYTES; }
+  NPU_INLINE const char* unpack(const char* panel, long, long first, long, char*) { return at(panel, first); }
+  NPU_INLINE bool finite(const char* panel) {
+    uint16_t special;
+    memcpy(&special, at(panel, UNITS), 2);
+    return special == 0;
+  }
+};
+
 // Splits a share of the weights of a panel, or of two panels, for AmxAhead.
 template <class Plan> NPU_NOINLINE void amx_split(AmxAhead& a) {
   using Stored = typename Plan::Stored;
@@ -169,9 +187,13 @@ NPU_NOINLINE void multiply_as_floats(const char* x, const AmxTap* taps, const ch
 template <class D, int P> struct PieceRows : D {
   static constexpr long K = P * split_groups(D::K) * SPLIT_GROUP, lda = K;
 };
-struct CopiedRows {
+template <class D, class TW> struct CopiedRows {
   static constexpr bool COPY = true;
   static constexpr long QUANTUM = 12 * AMX_ROWS;  // each block splits its weights again
+};
+template <class D, class T> struct CopiedRows<D, pieces<T>> {
+  static constexpr bool COPY = true;
+  static constexpr long QUANTUM = (D::M >= 32 * AMX_ROWS ? 2 : 1) * AMX_ROWS;
 };
 // Source::at(a, image, row): the address of a row of A.
 template <class D> struct MatrixRow {
@@ -179,10 +201,10 @@ template <class D> struct MatrixRow {
     return a + image * D::batch_a + row * D::lda;
   }
 };
-template <class D, class T, template <class, class, class> class Base, class Source = MatrixRow<D>>
-struct PieceGemmPlan : Base<PieceRows<D, pieces_of<T>()>, bf16, CopiedRows> {
-  using Rows = Base<PieceRows<D, pieces_of<T>()>, bf16, CopiedRows>;
-  using Stored = SplitPanel<T, 1, D::K>;
+template <class D, class T, template <class, class, class> class Base, class Source = MatrixRow<D>, class TW = T>
+struct PieceGemmPlan : Base<PieceRows<D, pieces_of<T>()>, bf16, CopiedRows<D, TW>> {
+  using Rows = Base<PieceRows<D, pieces_of<T>()>, bf16, CopiedRows<D, TW>>;
+  using Stored = SplitPanel<TW, 1, D::K>;
   static constexpr int PIECES = pieces_of<T>();
   static constexpr AmxSteps STEPS = {AMX_UNITS, split_groups(D::K), false};
   static constexpr long UNITS = STEPS.count * AMX_UNITS, SLICES = 1, SLICE = STEPS.count;
@@ -206,11 +228,11 @@ struct PieceGemmPlan : Base<PieceRows<D, pieces_of<T>()>, bf16, CopiedRows> {
 template <class D, int P> struct PiecePixels : D {
   static constexpr long C = P * split_groups(D::C) * SPLIT_GROUP;
 };
-template <class D, class T, template <class, class> class Base>
+template <class D, class T, template <class, class> class Base, class TW = T>
 struct PieceConvPlan : Base<PiecePixels<D, pieces_of<T>()>, bf16> {
   using Image = Base<PiecePixels<D, pieces_of<T>()>, bf16>;
   static constexpr int PIECES = pieces_of<T>(), NTAPS = (int)(D::R * D::S);
-  using Stored = SplitPanel<T, NTAPS, D::C>;
+  using Stored = SplitPanel<TW, NTAPS, D::C>;
   static constexpr AmxSteps STEPS = {AMX_UNITS, split_groups(D::C), false};
   static constexpr long UNITS = NTAPS * STEPS.count * AMX_UNITS, SLICES = 1, SLICE = STEPS.count;
   static void tap_offsets(AmxTap* taps) {

@@ -347,11 +347,11 @@ template <class D> constexpr bool one_tap() {  // the bottom and right edges are
   return D::R * D::S == 1 && D::pad_t == 0 && D::pad_l == 0 && (D::OH - 1) * D::stride_h < D::H &&
          (D::OW - 1) * D::stride_w < D::W;
 }
-template <class D, class TX, bool ONE_TAP = one_tap<D>()> struct PieceConv {
-  using Plan = PieceConvPlan<D, TX, PixelsPlan>;
+template <class D, class TX, class TW = TX, bool ONE_TAP = one_tap<D>()> struct PieceConv {
+  using Plan = PieceConvPlan<D, TX, PixelsPlan, TW>;
 };
-template <class D, class TX> struct PieceConv<D, TX, true> {
-  using Plan = PieceGemmPlan<PixelRows<D>, TX, AmxGemmPlan, PixelRows<D>>;
+template <class D, class TX, class TW> struct PieceConv<D, TX, TW, true> {
+  using Plan = PieceGemmPlan<PixelRows<D>, TX, AmxGemmPlan, PixelRows<D>, TW>;
 };
 template <class D, class TX, class TW> constexpr bool conv2d_in_pieces() {
   if constexpr (!has_pieces<TX, TW>() || D::G != 1) return false;
