@@ -62,6 +62,7 @@ PASSES: dict[str, str] = {
     "compress_weights": "store weights in the weight format that the caller chose",
     "quantize_activations": "round rows of activations to 8 bits if the caller chose that",
     "winograd": "compute 3x3 convolutions with Winograd's algorithm where that is faster",
+    "pieces": "split the weights of float16 and float32 convolutions into bfloat16 numbers where that is faster",
 }
 
 
@@ -160,7 +161,8 @@ def run_schedule(s: State) -> None:
     """Make kernels over strided windows of buffers."""
     winograd = get_target(s.config).winograd if "winograd" not in s.disable else lambda node: None
     lossless = s.weights.default if "compress_weights" not in s.disable else None
-    scheduler = Scheduler(s.graph, s.groups, s.config, winograd, lossless, s.one_row)
+    in_pieces = get_target(s.config).in_pieces if "pieces" not in s.disable else lambda node: False
+    scheduler = Scheduler(s.graph, s.groups, s.config, winograd, lossless, s.one_row, in_pieces)
     s.schedule = scheduler.run()
     s.recipes = scheduler.recipes
 

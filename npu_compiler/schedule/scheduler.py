@@ -16,7 +16,7 @@ from ..passes.fuse import CHEAP, Group
 from ..support import dtypes
 from ..target_config import TargetConfig
 from ..weights.format import WeightFormat
-from ..weights.packing import ELEMENTS, packed_spec
+from ..weights.packing import ELEMENTS, PIECES, PIECES_OF, packed_spec
 from .anchors import Anchor, Attention, Conv2d, DepthwiseConv2d, Gemm, WinogradConv2d
 from .buffers import contiguous_strides
 from .destination_passing import destinations, part_of, parts, shared_tables
@@ -41,9 +41,10 @@ class Scheduler(Operands):
         winograd: Winograd = lambda node: None,
         format: WeightFormat | None = None,
         one_row: frozenset[str] = frozenset(),
+        in_pieces: Callable[[Node], bool] = lambda node: False,
     ):
         super().__init__(graph, config, format, one_row)
-        self.groups, self.winograd = groups, winograd
+        self.groups, self.winograd, self.in_pieces = groups, winograd, in_pieces
 
     def run(self) -> Schedule:
         """Return the schedule of all groups, with the copies and state updates that it needs."""
@@ -200,7 +201,10 @@ class Scheduler(Operands):
         rows = groups == 1 and own["dilation"][1] == 1 and cg % ELEMENTS[order] != 0 and x.dtype == "uint8"
         view = w.reshape(groups, k // groups, *((r, s * cg) if rows else (r * s, cg)))  # see ConvPlan in conv.h
         self._static_chain(view)
-        weight = self.packed_weight(w, view, order)
+        if self.in_pieces(node):
+            order = PIECES_OF[w.dtype]
+            own["pieces"] = PIECES[order]
+        weight = self.packed_weight((w, order), view, order)
         self._anchor(group, made, Conv2d, [source, weight], flops, **own)
 
     def _image(self, group: Group, made: dict[str, Buffer], flops: int) -> None:

@@ -57,6 +57,10 @@ class CodegenTarget(Protocol):
         """Return the filter transform G [tile + 2, 3] if Winograd's algorithm computes this conv2d node faster, else
         None."""
 
+    def in_pieces(self, conv: Node) -> bool:
+        """Return whether this conv2d node is computed faster, at the precision of float32, by products of the bfloat16
+        numbers whose sums are its float16 or float32 operands. It is asked if :meth:`winograd` returned None."""
+
     @property
     def rewrites(self) -> Sequence[ScheduleRewrite]:
         """The rewrites that turn an entry point's kernels into those that this target runs fastest, in the order in

@@ -88,12 +88,12 @@ def _split(w: np.ndarray, panel: int, pieces: int) -> np.ndarray:
     return out.view(ml_dtypes.bfloat16)
 
 
-def join(packed: np.ndarray, panel: int, layout: str, taps: int) -> np.ndarray:
-    """Return the elements float32 [G, K, T, C] of a weight in pieces; K and C are padded."""
-    g, panels, size = packed.shape
-    parts = packed[..., : size - _LINE].reshape(g, panels, taps, -1, PIECES[layout], _GROUP // 2, panel, 2)
+def join(packed: np.ndarray, pieces: int, taps: int, c: int) -> np.ndarray:
+    """Return the elements float32 [G, K, T, C] of a weight in pieces; K is padded."""
+    g, panels, _ = packed.shape
+    parts = packed[..., :-_LINE].reshape(g, panels, taps, -(-c // _GROUP), pieces, _GROUP // 2, -1, 2)
     whole = parts.astype(np.float32)[:, :, :, :, ::-1].sum(4)  # [G, panels, T, groups, 16, panel, 2]
-    return whole.transpose(0, 1, 5, 2, 3, 6, 4).reshape(g, panels * panel, taps, -1)
+    return whole.transpose(0, 1, 5, 2, 3, 6, 4).reshape(g, panels * parts.shape[6], taps, -1)[..., :c]
 
 
 def unpack_matrix(packed: np.ndarray, layout: str, n: int, k: int) -> np.ndarray:

@@ -72,12 +72,16 @@ def _conv2d(k: Convolution, name: str, place: Place) -> str:
         OH=oh, OW=ow, G=k.groups,
     )  # fmt: skip
     epilogue, pointers = emit_epilogue(k, 2, f"{name}_epi", place)
-    arguments = f"{place(x)}, {place(w)}, epi, th, counter"
+    weights, kept = place(w), ctype(w)
+    if isinstance(k, Conv2d) and k.pieces > 1:
+        kept = f"pieces<{ctype(x)}>"
+        weights = f"(const {kept}*){weights}"
+    arguments = f"{place(x)}, {weights}, epi, th, counter"
     if isinstance(k, WinogradConv2d):
         call = f"conv2d_winograd<{name}_dims, {k.tile}>"
         scratch = f"winograd_scratch_bytes<{name}_dims, {k.tile}>()"
     elif isinstance(k, Conv2d):
-        call, scratch = f"conv2d<{name}_dims>", f"conv2d_scratch_bytes<{name}_dims, {ctype(x)}, {ctype(w)}>()"
+        call, scratch = f"conv2d<{name}_dims>", f"conv2d_scratch_bytes<{name}_dims, {ctype(x)}, {kept}>()"
     else:
         call, scratch = f"depthwise<{name}_dims>", "0"
     body = f"{name}_epi epi{pointers};\n  {call}({arguments});"

@@ -28,6 +28,7 @@ from .anchors import HEADERS, emit_anchor
 from .compilers import compile_flags, find_compiler, required_features
 from .devices import CONFIG, CPUCosts, CPUDevice, device_at_hand
 from .loops import ARGUMENTS, emit_loops, scratch_bytes
+from .pieces import pieces_are_faster
 from .readers import reader_of
 from .small_kernels import emit_small, small_scratch_bytes
 from .toolchain import build_shared
@@ -69,6 +70,9 @@ class CPUTarget(Selectable[CPUDevice]):
         n, oh, ow, k = conv.out.shape
         tile = winograd_tile(n, oh, ow, x.shape[3], k, x.dtype, self.device)
         return filter_transform(tile) if tile else None
+
+    def in_pieces(self, conv: Node) -> bool:
+        return pieces_are_faster(conv, self.device)
 
     @property
     def rewrites(self) -> tuple[ScheduleRewrite, ...]:

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .devices import CPUDevice
+from .pieces import DIRECT, PANEL, pieces_flops
 
-PANEL = 32  # output columns of one weight panel, as in kernels/tile.h
 _NEAR, _FAR = 0.75, 1.5  # the interpolation points of F(4x4)
 
 
@@ -44,11 +44,7 @@ def filter_transform(tile: int) -> NDArray[np.float64]:
 # Cost model, in flops of the float32 tile, measured on two AVX-512 cores: the transforms of a tile, for each (input,
 # output) channel.
 _TRANSFORM = {2: (240, 150), 4: (536, 344)}
-_DIRECT = 0.9  # direct convolution runs closer to peak than the many small products of a Winograd kernel
 _GAIN = 0.9  # required speed-up: Winograd weights are larger
-# Direct convolution in pieces of bfloat16 (kernels/amx_pieces.h), measured: products of pieces for each product, what
-# one takes longer than at the device's rate, and flops of splitting a weight.
-_PIECES, _PIECE, _SPLIT = {"float32": 6, "float16": 3}, 1.5, 100
 _MAX_CHANNELS_F32 = 256  # with more channels, the float32 error of F(2x2) exceeds that of direct convolution
 
 
@@ -69,10 +65,9 @@ def winograd_tile(n: int, oh: int, ow: int, c: int, k: int, dtype: str, device: 
         return max(flops, memory) + min(flops, memory) / 2  # they overlap in part
 
     products = 9 * c * k * n * oh * ow
-    direct = _DIRECT * 2 * products / rate
-    if dtype in _PIECES:
-        pieces = _PIECE * 2 * products * _PIECES[dtype] / device.costs.bfloat16_rate
-        direct = min(direct, pieces + _SPLIT * 9 * c * k)
+    direct = DIRECT * 2 * products / rate
+    if dtype != "bfloat16":
+        direct = min(direct, pieces_flops(n * oh * (ow + 2), n * oh * ow, 9, c, k, dtype, device))
     best, best_cost = 0, _GAIN * cost(direct, 9 * c * k * size)
     for tile in (2,) if dtype == "float32" else (2, 4):
         tiles, points = n * -(-oh // tile) * -(-ow // tile), (tile + 2) ** 2

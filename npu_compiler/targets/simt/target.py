@@ -41,6 +41,9 @@ class SimtTarget(ABC):
     def winograd(self, conv: Node) -> np.ndarray | None:
         return None
 
+    def in_pieces(self, conv: Node) -> bool:
+        return False
+
     @property
     def rewrites(self) -> tuple[ScheduleRewrite, ...]:
         return rewrites(self.config, self.dialect)

@@ -361,23 +361,28 @@ template <class D, class TX, class TW> constexpr bool conv2d_in_pieces() {
 
 template <class D, class TX, class TW> constexpr long conv2d_scratch_bytes() {
 #if NPU_AMX
-  if constexpr (conv2d_bytes_on_amx<D, TX, TW>()) return AmxScratch<Integers<typename AmxByteConv<D>::Plan>>::END;
-  if constexpr (conv2d_on_amx<D, TX, TW>()) return AmxScratch<typename AmxConv<D, TW>::Plan>::END;
-  if constexpr (conv2d_in_pieces<D, TX, TW>()) return AmxScratch<typename PieceConv<D, TX>::Plan>::END;
+  if constexpr (is_same<TW, pieces<TX>>::value) return AmxScratch<typename PieceConv<D, TX, TW>::Plan>::END;
+  else if constexpr (conv2d_bytes_on_amx<D, TX, TW>()) return AmxScratch<Integers<typename AmxByteConv<D>::Plan>>::END;
+  else if constexpr (conv2d_on_amx<D, TX, TW>()) return AmxScratch<typename AmxConv<D, TW>::Plan>::END;
+  else if constexpr (conv2d_in_pieces<D, TX, TW>()) return AmxScratch<typename PieceConv<D, TX>::Plan>::END;
+  else
 #endif
-  return blocked_scratch_bytes<ConvPlan<D, TX, TW>>();
+    return blocked_scratch_bytes<ConvPlan<D, TX, TW>>();
 }
 
 template <class D, class TX, class TW, class Epi>
 NPU_NOINLINE void conv2d(const TX* x, const TW* w, Epi& epi, Thread& th, int* counter) {
 #if NPU_AMX
-  if constexpr (conv2d_bytes_on_amx<D, TX, TW>())
-    return amx_blocked<Integers<typename AmxByteConv<D>::Plan>>((const bf16*)x, (const bf16*)w, epi, th, counter);
-  if constexpr (conv2d_on_amx<D, TX, TW>()) return amx_blocked<typename AmxConv<D, TW>::Plan>(x, w, epi, th, counter);
-  if constexpr (conv2d_in_pieces<D, TX, TW>())
-    return amx_blocked<typename PieceConv<D, TX>::Plan>(x, w, epi, th, counter);
+  if constexpr (is_same<TW, pieces<TX>>::value)
+    amx_blocked<typename PieceConv<D, TX, TW>::Plan>(x, w, epi, th, counter);
+  else if constexpr (conv2d_bytes_on_amx<D, TX, TW>())
+    amx_blocked<Integers<typename AmxByteConv<D>::Plan>>((const bf16*)x, (const bf16*)w, epi, th, counter);
+  else if constexpr (conv2d_on_amx<D, TX, TW>()) amx_blocked<typename AmxConv<D, TW>::Plan>(x, w, epi, th, counter);
+  else if constexpr (conv2d_in_pieces<D, TX, TW>())
+    amx_blocked<typename PieceConv<D, TX>::Plan>(x, w, epi, th, counter);
+  else
 #endif
-  blocked<ConvPlan<D, TX, TW>>(x, w, epi, th, counter);
+    blocked<ConvPlan<D, TX, TW>>(x, w, epi, th, counter);
 }
 
 }  // namespace npu

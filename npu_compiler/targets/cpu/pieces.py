@@ -1,0 +1,53 @@
+"""Convolutions in bfloat16 pieces (``kernels/amx_pieces.h``): which ones run faster than with float32 arithmetic.
+
+A float16 number is the exact sum of two bfloat16 pieces, a float32 number of three. Where a device multiplies bfloat16
+so much faster that several products take less time than one of float32, a convolution multiplies the pieces. Its
+weights are split when they are loaded, which needs 4 bytes for each float16 weight and 6 for each float32 weight.
+"""
+
+from __future__ import annotations
+
+from ...graph.graph import Node
+from ...weights.packing import PIECES, PIECES_OF
+from .devices import CPUDevice
+
+PANEL = 32  # output columns of one weight panel, as in kernels/tile.h
+DIRECT = 0.9  # flops of a convolution run this much closer to peak than the many small products of a Winograd kernel
+_TILE = 16  # positions of a tile
+_GROUP = 32  # channels of a step
+_MIN_ROWS = 2 * _TILE
+
+# Measured: products of pieces for each product; what one takes longer than at the device's rate; and what it takes to
+# split an element of the input into each piece, in flops.
+_PRODUCTS = {"float16": 3, "float32": 6}
+_OVERHEAD = 1.5
+_SPLIT = 13
+
+
+def pieces_flops(positions: int, pixels: int, taps: int, c: int, k: int, dtype: str, device: CPUDevice) -> float:
+    """Return the time of a convolution of ``c`` to ``k`` channels in pieces, as the float32 flops that take as long.
+
+    ``positions``: those that its tiles compute, ``pixels``: those of its input that are split.
+    """
+    c, k = _up(c, _GROUP), _up(k, PANEL)
+    products = 2 * _up(positions, _TILE) * taps * c * k * _PRODUCTS[dtype]
+    return _OVERHEAD * products / device.costs.bfloat16_rate + _SPLIT * PIECES[PIECES_OF[dtype]] * pixels * c
+
+
+def _up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+def pieces_are_faster(conv: Node, device: CPUDevice) -> bool:
+    """Return whether a convolution with static weights should multiply pieces."""
+    (x, w), a = conv.inputs, conv.attrs
+    if x.dtype not in _PRODUCTS or w.dtype != x.dtype or a["groups"] != 1:
+        return False
+    n, oh, ow, k = conv.out.shape
+    (_, h, width, c), (_, r, s, _) = x.shape, w.shape
+    rows = positions = pixels = n * oh * ow
+    if r * s > 1:  # positions in memory order of the padded input, with those between two rows
+        pixels, row = n * h * width, (ow - 1) * a["stride"][1] + (s - 1) * a["dilation"][1] + 1
+        positions = n * oh * (row if a["stride"] == (1, 1) else _up(ow, _TILE))
+    flops = pieces_flops(positions, pixels, r * s, c, k, x.dtype, device)
+    return rows >= _MIN_ROWS and flops < DIRECT * 2 * rows * r * s * c * _up(k, PANEL)
