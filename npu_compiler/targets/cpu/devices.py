@@ -34,8 +34,8 @@ class CPUCosts:
     ``row``: the horizontal reduction at the end of a row. ``chunk``: the smallest amount of work worth claiming.
     ``wake_us``: microseconds until a sleeping thread runs. ``flops_per_us``, ``bytes_per_us``: what one thread computes
     and moves in a microsecond. ``winograd_flops_per_byte``: flops that take as long as reading one byte of weights, in
-    the cost model of Winograd's algorithm. ``bfloat16_rate``: how many times as fast as float32 products those of
-    bfloat16 run.
+    the cost models of Winograd's algorithm and of pieces (``pieces.py``). ``bfloat16_rate``: how many times as fast as
+    float32 products those of bfloat16 run.
     """
 
     op: float = 0.016
@@ -53,7 +53,7 @@ class CPUCosts:
 
 MEASURED = CPUCosts()  # measured on two cores of a Xeon with AVX-512, and used for all CPUs
 _FAST_DOT = replace(MEASURED, bfloat16_rate=2)  # `vdpbf16ps` at the rate of a float32 FMA
-_TILES = replace(MEASURED, bfloat16_rate=16)  # 1024 operations in a cycle
+_TILES = replace(MEASURED, bfloat16_rate=16, winograd_flops_per_byte=15)  # 1024 operations in a cycle
 
 
 @dataclass(frozen=True)

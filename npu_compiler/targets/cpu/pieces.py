@@ -8,6 +8,7 @@ weights are split when they are loaded, which needs 4 bytes for each float16 wei
 from __future__ import annotations
 
 from ...graph.graph import Node
+from ...support.dtypes import DTYPES
 from ...weights.packing import PIECES, PIECES_OF
 from .devices import CPUDevice
 
@@ -38,6 +39,12 @@ def _up(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
 
+def time_with_weights(flops: float, weight_bytes: float, device: CPUDevice) -> float:
+    """Return the time of a kernel, in flops, whose arithmetic overlaps in part with reading its weights."""
+    memory = weight_bytes * device.costs.winograd_flops_per_byte
+    return max(flops, memory) + min(flops, memory) / 2
+
+
 def pieces_are_faster(conv: Node, device: CPUDevice) -> bool:
     """Return whether a convolution with static weights should multiply pieces."""
     (x, w), a = conv.inputs, conv.attrs
@@ -49,5 +56,7 @@ def pieces_are_faster(conv: Node, device: CPUDevice) -> bool:
     if r * s > 1:  # positions in memory order of the padded input, with those between two rows
         pixels, row = n * h * width, (ow - 1) * a["stride"][1] + (s - 1) * a["dilation"][1] + 1
         positions = n * oh * (row if a["stride"] == (1, 1) else _up(ow, _TILE))
-    flops = pieces_flops(positions, pixels, r * s, c, k, x.dtype, device)
-    return rows >= _MIN_ROWS and flops < DIRECT * 2 * rows * r * s * c * _up(k, PANEL)
+    weights, size = r * s * c * _up(k, PANEL), DTYPES[x.dtype].size
+    pieces = pieces_flops(positions, pixels, r * s, c, k, x.dtype, device)
+    direct = time_with_weights(DIRECT * 2 * rows * weights, size * weights, device)
+    return rows >= _MIN_ROWS and time_with_weights(pieces, (size + 2) * weights, device) < direct

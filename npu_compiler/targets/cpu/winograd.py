@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .devices import CPUDevice
-from .pieces import DIRECT, PANEL, pieces_flops
+from .pieces import DIRECT, PANEL, pieces_flops, time_with_weights
 
 _NEAR, _FAR = 0.75, 1.5  # the interpolation points of F(4x4)
 
@@ -60,20 +60,16 @@ def winograd_tile(n: int, oh: int, ow: int, c: int, k: int, dtype: str, device: 
     k = -(-k // PANEL) * PANEL
     size, rate = {"float32": (4, 1.0), "float16": (2, 1.0), "bfloat16": (2, device.costs.bfloat16_rate)}[dtype]
 
-    def cost(flops: float, weight_bytes: float) -> float:
-        memory = weight_bytes * device.costs.winograd_flops_per_byte
-        return max(flops, memory) + min(flops, memory) / 2  # they overlap in part
-
     products = 9 * c * k * n * oh * ow
     direct = DIRECT * 2 * products / rate
     if dtype != "bfloat16":
         direct = min(direct, pieces_flops(n * oh * (ow + 2), n * oh * ow, 9, c, k, dtype, device))
-    best, best_cost = 0, _GAIN * cost(direct, 9 * c * k * size)
+    best, best_cost = 0, _GAIN * time_with_weights(direct, 9 * c * k * size, device)
     for tile in (2,) if dtype == "float32" else (2, 4):
         tiles, points = n * -(-oh // tile) * -(-ow // tile), (tile + 2) ** 2
         for_input, for_output = _TRANSFORM[tile]
         flops = tiles * (2 * points * c * k + for_input * c + for_output * k)
-        tile_cost = cost(flops, points * c * k * 4)
+        tile_cost = time_with_weights(flops, points * c * k * 4, device)
         if tile_cost < best_cost:
             best, best_cost = tile, tile_cost
     return best

@@ -32,7 +32,8 @@ CONVS += MORE_CONVS if FULL else []
 
 @pytest.mark.parametrize("dtype", ["float", "f16"])
 def test_pieces(tmp_path: Path, dtype: str) -> None:
-    """Errors are those of float32 sums, or 2^-18. Infinities and NaN come out where they go in, and only there."""
+    """Errors are those of float32 sums, or 2^-18. Infinities and NaN come out where they go in, and only there. Weights
+    are split in the run, or (of ``split*``) when they are loaded."""
     bodies, scratch = [], []
 
     def add(name: str, plan: str, columns: int, weights: str = dtype) -> None:
