@@ -150,11 +150,12 @@ def verdict(folder: Path, ours: Worker, theirs: Worker, lengths: Sequence[int] =
 
 
 def measure(
-    workers: dict[str, Worker], probe: Worker, rounds: int, far_rounds: int, long_rounds: int = 0
+    workers: dict[str, Worker], probe: Worker, rounds: int, far_rounds: int, long_rounds: int = 0, spread: float = 0.0
 ) -> dict[str, dict[str, list]]:
     """Return the seconds of each round by metric and engine.
 
-    Engines take turns in alternating order. The memory bandwidth is probed before and after each decode.
+    Engines take turns in alternating order. The memory bandwidth is probed before and after each decode. A metric ends
+    after half of its rounds if the ratio of each engine to npusim was within ``spread`` of its median in all of them.
     """
     times: dict[str, dict[str, list]] = {}
 
@@ -165,13 +166,14 @@ def measure(
         for name in names:
             workers[name].ask(order)
         for number in range(count):
+            if 2 * number >= count and settled(times.get(metric, {}), spread):
+                return
             for name in names if number % 2 == 0 else reversed(names):
                 time.sleep(REST)
-                before = probe.ask("decode 0 1")[0]
-                found = statistics.median(workers[name].ask(order))
-                add(metric, name, [found])
-                if metric.startswith("decode"):
-                    add(f"{metric} probe", name, [(before + probe.ask("decode 0 1")[0]) / 2])
+                probed = [probe.ask("decode 0 1")[0]] if metric.startswith("decode") else []
+                add(metric, name, [statistics.median(workers[name].ask(order))])
+                if probed:
+                    add(f"{metric} probe", name, [(probed[0] + probe.ask("decode 0 1")[0]) / 2])
 
     names = list(workers)
     turn("decode", f"decode {PROMPT} {STEPS}", names, rounds)
@@ -181,6 +183,16 @@ def measure(
     if far_rounds:
         turn("decode far", f"decode {FAR} {STEPS}", [n for n in names if n != "torch"], far_rounds)
     return times
+
+
+def settled(times: dict[str, list], spread: float) -> bool:
+    """Whether each engine's ratio to npusim was within ``spread`` of its median in every round."""
+    for seconds in times.values():
+        ratios = [ours / theirs for ours, theirs in zip(times["npusim"], seconds, strict=True)]
+        middle = statistics.median(ratios)
+        if max(abs(r - middle) for r in ratios) > spread * middle:
+            return False
+    return bool(times)
 
 
 def run(work: Path, name: str, args: argparse.Namespace) -> dict[str, Any]:

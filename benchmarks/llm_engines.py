@@ -106,6 +106,9 @@ class Npusim(Engine):
         return np.array(self.feed(prompt(length), 0), np.float32).reshape(-1)
 
 
+GGML_LOG_LEVEL_ERROR = 4  # of ggml.h
+
+
 class LlamaCpp(Engine):
     """llama.cpp through its C API, with ``gpu_layers`` of the layers on the GPU (-1: all)."""
 
@@ -113,6 +116,9 @@ class LlamaCpp(Engine):
         import llama_cpp
 
         self.api = api = llama_cpp
+        self.buffers: list[str] = []
+        self.log = api.llama_log_callback(self.note)  # kept, because the library calls it
+        api.llama_log_set(self.log, None)
         api.llama_backend_init()
         params = api.llama_model_default_params()
         params.n_gpu_layers, params.use_mmap = gpu_layers, False
@@ -125,6 +131,14 @@ class LlamaCpp(Engine):
         assert self.model and self.context, "llama.cpp could not load the model"
         self.memory = api.llama_get_memory(self.context)
         self.vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self.model))
+
+    def note(self, level: int, text: bytes, data: Any) -> None:
+        """Keep the lines of the log that say which kernels have which weights; print errors."""
+        line = text.decode(errors="replace").strip()
+        if "model buffer size" in line:
+            self.buffers.append(" ".join(line.split()[1:]))
+        elif level == GGML_LOG_LEVEL_ERROR:
+            print(line, file=sys.stderr)
 
     def feed(self, tokens: list[int], start: int) -> None:
         for at in range(0, len(tokens), 512):
@@ -335,6 +349,7 @@ def main() -> None:
                 "resident": resident(),
                 "ready_s": getattr(engine, "ready", None),
                 "weight_bytes": getattr(engine, "weight_bytes", 0),
+                "buffers": getattr(engine, "buffers", []),
             }
         ),
         file=answers,

@@ -1,11 +1,12 @@
 """Quantised GGUF files beside llama.cpp on the same file, in turns within one run, with a verdict beside each figure.
 
     make bench-gguf                              writes benchmarks/results/cpu_gguf_<CPU>.json
+    make bench-gguf ARGS="--models smollm2"      measures one model again; the results of the others stay
     make bench-gguf ARGS=--quick                 SmolLM2-135M and few rounds: prints the table, writes nothing
 
 A model is ARCHITECTURE:MIX, an exact architecture with random weights in the types that ``llama-quantize`` would choose
 (``gguf_models.py``), or 'smollm2', the real SmolLM2-135M-Instruct in q4_1. Engines run on two threads, or on
-``NPU_BENCH_THREADS``.
+``NPU_BENCH_THREADS``. The results of a model are stored as soon as it is measured, with the day.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import statistics
 import sys
+import time
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -24,7 +26,7 @@ from gguf_models import MIXES, quantised_file
 from gguf_reference import reference_logits
 from llm_cpu import FAR, LENGTHS, MODELS, PROMPT, Worker, measure
 from llm_engines import THREADS, prompt
-from readme import ROOT, hardware, publish, results_path, without_files
+from readme import ROOT, hardware, merged, publish, results_path, without_files
 
 sys.path.insert(0, str(ROOT))
 
@@ -32,6 +34,7 @@ ENGINES = ("npusim", "llama.cpp")
 PACKAGES = {"llama.cpp": "llama-cpp-python"}
 REAL = "smollm2"
 DEFAULT = ("qwen2.5-1.5b:q4_0", "qwen2.5-1.5b:q4_k_m", "qwen2.5-1.5b:q8_0", REAL)
+SPREAD = 0.02  # of the ratios of rounds, below which half of the rounds suffice
 METRICS = {"decode": f"decode at {PROMPT}", "decode far": f"decode at {FAR}", "prefill": f"prefill of {PROMPT}"}
 
 
@@ -84,10 +87,15 @@ def _log_softmax(x: np.ndarray) -> np.ndarray:
 
 def run(name: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Measure one model; return the results, ready for JSON."""
+    begin = time.perf_counter()
     probe = Worker("probe", folder)
     workers = {e: Worker(e, folder) for e in args.engines}
+    ready = time.perf_counter()
     checked = verdict(folder, workers) if args.verdict else {}
-    times = measure(workers, probe, args.rounds, args.far)
+    judged = time.perf_counter()
+    times = measure(workers, probe, args.rounds, args.far, spread=SPREAD)
+    spent = {"loading": ready - begin, "verdict": judged - ready, "measuring": time.perf_counter() - judged}
+    print(name, ", ".join(f"{what} {seconds:.0f} s" for what, seconds in spent.items()), flush=True)
     file_bytes = (folder / "model.gguf").stat().st_size
     rows = []
     for metric in METRICS:
@@ -105,7 +113,10 @@ def run(name: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     facts = {e: w.facts for e, w in workers.items()}
     for w in (*workers.values(), probe):
         w.close()
-    result = {"model": name, "file_bytes": file_bytes, "verdict": checked, "rows": rows, "processes": facts}
+    result = {
+        "model": name, "date": date.today().isoformat(), "file_bytes": file_bytes, "verdict": checked, "rows": rows,
+        "processes": facts,
+    }  # fmt: skip
     print(table({"models": [result]}), json.dumps(facts), flush=True)
     return result
 
@@ -137,12 +148,27 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def begun(results: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the results of the file ``path``, whose models keep their days, or ``results`` if there is no such file or
+    it has other versions of a package."""
+    if not path.exists():
+        return results
+    old = json.loads(path.read_text())
+    for model in old["models"]:
+        model.setdefault("date", old["date"])
+    try:
+        return merged(old, results, "models", lambda m: m["model"])
+    except ValueError as error:
+        print(f"{path} is replaced: {error}")
+        return results
+
+
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(DEFAULT))
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES)
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--far", type=int, default=4, help=f"rounds at position {FAR}")
     parser.add_argument("--quick", action="store_true", help=f"--models {REAL} --rounds 3 --far 0")
     parser.add_argument("--no-verdict", dest="verdict", action="store_false", help="do not compare logits")
@@ -152,16 +178,20 @@ def main() -> None:
     if args.quick:
         args.models, args.rounds, args.far = [REAL], 3, 0
     shown = without_files(sys.argv[1:], ("--out", "--work"))
-    folders = {name: model_folder(args.work, name) for name in args.models}  # all, before the first is measured
+    usual = all(getattr(args, n) == parser.get_default(n) for n in ("engines", "rounds", "far"))
+    whole = usual and args.verdict and THREADS == 2
+    out = args.out or (results_path("cpu_gguf", hardware()) if whole else None)
     results = {
         "command": "make bench-gguf" + (f" ARGS='{' '.join(shown)}'" if shown else ""),
-        "date": date.today().isoformat(), "hardware": hardware(),
-        "threads": THREADS, "versions": {p: version(p) for e, p in PACKAGES.items() if e in args.engines},
-        "models": [run(name, folder, args) for name, folder in folders.items()],
+        "date": date.today().isoformat(), "hardware": hardware(), "threads": THREADS,
+        "versions": {p: version(p) for e, p in PACKAGES.items() if e in args.engines}, "models": [],
     }  # fmt: skip
-    print(table(results))
-    whole = args.verdict and all(getattr(args, n) == parser.get_default(n) for n in ("models", "rounds", "far"))
-    publish(results, args.out or (results_path("cpu_gguf", hardware()) if whole else None))
+    folders = {name: model_folder(args.work, name) for name in args.models}  # all, before the first is measured
+    kept = begun(results, out) if out else results
+    for name, folder in folders.items():
+        kept = merged(kept, results | {"models": [run(name, folder, args)]}, "models", lambda m: m["model"])
+        publish(kept, out)
+    print(table(kept))
 
 
 if __name__ == "__main__":

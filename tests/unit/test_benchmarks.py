@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -63,3 +64,19 @@ def test_parts_of_a_run_replace_rows_of_the_same_machine(load: Any) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             merged(whole, part | other, "rows", lambda row: row["n"])
+
+
+def test_a_metric_has_fewer_rounds_if_its_ratios_agree(load: Any) -> None:
+    settled = load("llm_cpu").settled
+    assert settled({"npusim": [1.0, 2.0, 3.0], "llama.cpp": [2.0, 4.0, 6.06]}, 0.02)  # the machine became slower
+    assert not settled({"npusim": [1.0, 2.0, 3.0], "llama.cpp": [2.0, 4.0, 6.3]}, 0.02)
+    assert not settled({"npusim": [1.0, 1.001], "llama.cpp": [2.0, 2.0]}, 0.0) and not settled({}, 1.0)
+
+
+def test_results_of_a_model_are_stored_beside_those_of_other_days(load: Any, tmp_path: Path) -> None:
+    begun, path = load("llm_gguf").begun, tmp_path / "cpu_gguf.json"
+    fresh = {"hardware": "A", "date": "2", "versions": {"llama-cpp-python": "1"}, "models": []}
+    assert begun(fresh, path) == fresh
+    path.write_text(json.dumps(fresh | {"date": "1", "models": [{"model": "q"}, {"model": "s", "date": "0"}]}))
+    assert [m["date"] for m in begun(fresh, path)["models"]] == ["1", "0"]
+    assert begun(fresh | {"versions": {"llama-cpp-python": "2"}}, path)["models"] == []
