@@ -13,7 +13,7 @@ from torch import nn
 
 from npu_compiler import target_config
 from npu_compiler.frontend import capture, state_dict_numpy
-from npu_compiler.targets.simt.kernels import loops
+from npu_compiler.targets.simt.kernels import depthwise, loops
 
 from ...models.gate import Args, cast, compile_and_run, compile_whole, expect, run
 from ...support.metal_backend import EmulatedMetal
@@ -122,6 +122,8 @@ VECTORS: dict[str, Callable[[], tuple[nn.Module, Args]]] = {
     "image": lambda: (nn.Sequential(nn.Conv2d(3, 16, 7, 2, 3), nn.ReLU()), (torch.randn(2, 3, 13, 15),)),
     "image-3x3": lambda: (nn.Conv2d(1, 8, 3, 2), (torch.randn(1, 1, 12, 12),)),
     "images": lambda: (nn.Conv2d(3, 16, 7, 2, 3), (torch.randn(8, 3, 13, 15),)),
+    "depthwise": lambda: conv(10, 24, 24, kernel_size=5, padding=2, groups=24),
+    "depthwise-stride": lambda: conv(13, 12, 12, kernel_size=3, stride=2, dilation=2, padding=1, groups=12),
     "pixels": lambda: (Call(lambda x: F.pad(x, (1, 2, 3, 0)).permute(0, 2, 3, 1) * 2), (torch.randn(4, 4, 9, 21),)),
 }
 
@@ -129,6 +131,7 @@ VECTORS: dict[str, Callable[[], tuple[nn.Module, Args]]] = {
 @dtypes
 def test_threads_that_take_vectors(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where rows and vectors are many, and images as rows of pixels."""
+    monkeypatch.setattr(depthwise, "PER_UNIT", 0)
     monkeypatch.setattr(loops, "VECTOR_ROWS", 1)
     monkeypatch.setattr(loops, "MIN_UNROLLED_VECTORS", 1)
     rows = replace(target_config.target_config("metal"), image_row=32)

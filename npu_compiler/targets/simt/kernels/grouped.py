@@ -33,7 +33,7 @@ def supports_grouped(kernel: Conv2d, dialect: Dialect) -> bool:
     if (kernel.inputs[0].dtype in dialect.matrix_types or kernel.tf32) and channels > MAX_CHANNELS:
         return False
     terms = math.prod(kernel.kernel_size) * channels
-    return terms * _width(results, 4) <= MAX_FILTERS and _pixels(kernel) > 0
+    return terms * power_of_two(results, 4) <= MAX_FILTERS and _pixels(kernel) > 0
 
 
 def emit_grouped(kernel: Conv2d, dialect: Dialect) -> Emission:
@@ -41,7 +41,7 @@ def emit_grouped(kernel: Conv2d, dialect: Dialect) -> Emission:
     f, a, (x, w) = Function(kernel, dialect), kernel, kernel.inputs[:2]
     n, oh, ow, _ = kernel.outputs[0].shape
     channels, results = a.channels[0] // a.groups, a.channels[1] // a.groups
-    columns, terms, pixels = _width(results, 4), math.prod(a.kernel_size) * channels, _pixels(kernel)
+    columns, terms, pixels = power_of_two(results, 4), math.prod(a.kernel_size) * channels, _pixels(kernel)
     sets = a.channels[1] // columns
     most = min(MAX_BLOCKS, MAX_FILTERS // (terms * columns))
     together = next(b for b in (32, 16, 8, 4, 2, 1) if b <= most)
@@ -52,7 +52,7 @@ def emit_grouped(kernel: Conv2d, dialect: Dialect) -> Emission:
         vector //= 2
     members = Members(f, "@NAME@_epilogue")
     epilogue = Epilogue(kernel, members)
-    made = Functor(epilogue, members, _width(columns, epilogue.width))
+    made = Functor(epilogue, members, power_of_two(columns, epilogue.width))
     made.store()
     sizes = dict(
         N=n, H=x.shape[1], W_IN=x.shape[2], IMAGE=x.strides[0], LINE=x.strides[1], PIXEL=x.strides[2], OH=oh, OW=ow,
@@ -67,7 +67,7 @@ def emit_grouped(kernel: Conv2d, dialect: Dialect) -> Emission:
     return f.finish(parts * sharing, THREADS)
 
 
-def _width(count: int, widest: int) -> int:
+def power_of_two(count: int, widest: int) -> int:
     """Return the largest power of two up to ``widest`` that divides ``count``."""
     return min(count & -count, 1 << (widest.bit_length() - 1))
 
