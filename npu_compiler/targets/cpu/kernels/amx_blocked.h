@@ -149,7 +149,8 @@ NPU_INLINE void amx_rows_first(const AmxBlock& b, const Chunk<Plan>& c, float* s
         else if (t + 2 < b.tiles)
           a.next_x = b.x + b.first[t + 2], a.next_second = second(t + 2), a.next_w = b.w + c.begin * PRODUCTS * PRODUCT_BYTES;
         loaded = a.next_w != nullptr;
-        (two ? amx_tile<2, INTEGERS, 1, S::STREAM> : amx_tile<1, INTEGERS, 1, S::STREAM>)(a);
+        NoAmxWork work;
+        amx_pair<INTEGERS, 1, S::STREAM>(two, a, work);
       }
       amx_finish(waiting);
       waiting.sums = acc, waiting.rows = b.rows + t * AMX_ROWS, waiting.panels = (int)panels;
@@ -206,7 +207,36 @@ NPU_INLINE void amx_two_steps(const AmxBlock& b, const Chunk<Plan>& c, const Epi
 }
 
 template <class Plan> void multiply_as_floats(const char* x, const AmxTap* taps, const char* panel, float* acc);
-template <class Plan> void amx_split(AmxAhead& a);
+
+// The pieces of the weights of the next panel, or of two panels. run() splits a share of them.
+struct AmxSplit {
+  void (*split)(AmxSplit& a);
+  const char* panel = nullptr;
+  char* to = nullptr;
+  long units = 0;             // of each panel
+  long next = 0, count = 0;   // of all panels
+  long share = 0;             // units of each call
+  bool finite = true;         // whether all weights are
+  alignas(64) float spoiled[16] = {};
+
+  // Begins with `n` units of each of `products` panels, which `calls` calls of run() split.
+  void begin(const char* from, char* out, long products, long n, long calls) {
+    panel = from, to = out, units = n, next = 0, count = products * n;
+    share = ceil_div(count, calls);
+  }
+  __attribute__((always_inline)) void run() {
+    if (next < count) split(*this);
+  }
+  void finish() {
+    share = count;
+    run();
+  }
+};
+struct AmxSplitWork {
+  AmxSplit* split;
+  __attribute__((always_inline)) void run() { split->run(); }
+};
+template <class Plan> void amx_split(AmxSplit& a);
 
 template <class Plan, class TX, class TW, class Epi>
 NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, int* counter) {
@@ -235,13 +265,13 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
   int tiles = 0, turn = 0;
   long cold = -1;  // the first block: its weights may not be in L2
   bool finite_x = true, finite_w = true;
-  AmxAhead ahead;
+  AmxSplit ahead;
   int side = 0;
   if constexpr (S::AHEAD) {
     const Chunk<Plan> c = Chunk<Plan>::of(i);
-    ahead.run = amx_split<Plan>;
+    ahead.split = amx_split<Plan>;
     ahead.begin((const char*)weights + c.image * Plan::W_IMAGE_BYTES + c.begin * PANEL_BYTES, th.scratch + S::PANELS,
-                PRODUCTS, 0, Plan::UNITS, 1);
+                PRODUCTS, Plan::UNITS, 1);
   }
   constexpr bool PRELOAD = PRODUCTS == 1 && PIECES == 1 && Plan::G == 1 && !S::UNPACK;
   bool loaded = false;
@@ -287,7 +317,7 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
           const long calls = ceil_div(tiles, 2) * PRODUCTS * Plan::NTAPS * steps * AmxPieces<PIECES>::COUNT;
           side ^= 1;
           ahead.begin(pn + 1 < c.end ? panel + PANEL_BYTES : following, th.scratch + S::PANELS + side * S::SIDE,
-                      PRODUCTS, 0, more ? Plan::UNITS : 0, calls);
+                      PRODUCTS, more ? Plan::UNITS : 0, calls);
           next += PANEL_BYTES;
         }
         for (long p = 0; p < PRODUCTS && !S::AHEAD; p++) {
@@ -309,7 +339,7 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
             const char* after = next + p * PRODUCT_BYTES + t / 2 * Plan::NTAPS * steps * lines * 64;
             AmxArgs a = {from, two ? first[t + 1] - first[t] : 0, Plan::PITCH, taps, Plan::NTAPS, (int)steps,
                          PIECES * STEP * 4, plain[p], STEP_BYTES, acc + p * S::PANEL_SUMS, slice > 0, after,
-                         lines, &waiting, share, Plan::STEPS.count * STEP_BYTES, S::AHEAD ? &ahead : nullptr};
+                         lines, &waiting, share, Plan::STEPS.count * STEP_BYTES};
             if constexpr (PRELOAD) {
               const bool more = t + 2 < tiles;
               const int nt = more ? t + 2 : 0;
@@ -319,7 +349,13 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
                 a.next_w = plain[p] + (more ? 0 : PANEL_BYTES) + taps[0].number * a.w_tap;
               loaded = a.next_w != nullptr;
             }
-            (two ? amx_tile<2, INTEGERS, PIECES, S::STREAM> : amx_tile<1, INTEGERS, PIECES, S::STREAM>)(a);
+            if constexpr (S::AHEAD) {
+              AmxSplitWork work = {&ahead};
+              amx_pair<INTEGERS, PIECES, S::STREAM>(two, a, work);
+            } else {
+              NoAmxWork work;
+              amx_pair<INTEGERS, PIECES, S::STREAM>(two, a, work);
+            }
             if constexpr (PIECES > 1) {
               for (int half = 0; half <= two && !(finite_x && finite_w); half++)
                 multiply_as_floats<Plan>(block + first[t + half], taps, plain[p],

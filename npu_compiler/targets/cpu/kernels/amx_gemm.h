@@ -3,7 +3,7 @@
 // Panels in a weight format are unpacked, and plain ones prefetched, between the products of the panel before. The rows
 // of a block, or a slice of them, stay in L2. Products whose weights stay in L2 run in amx_blocked().
 #pragma once
-#include "amx_blocked.h"
+#include "amx_unpack.h"
 
 #if NPU_AMX
 namespace npu {
@@ -88,34 +88,6 @@ template <class Plan> struct AmxItems {
   }
 };
 
-template <class Stored> constexpr auto has_outliers(int) -> decltype(&Stored::put_outliers, true) { return true; }
-template <class Stored> constexpr bool has_outliers(...) { return false; }
-
-template <class Plan> NPU_NOINLINE void amx_unpack(AmxAhead& a) {
-  using Stored = typename Plan::Stored;
-  constexpr long GRAIN = max_of(2, Stored::BLOCK_UNITS), BUFFER = AmxScratch<Plan>::UNPACKED;
-  a.due += a.share;
-  long n = min_of(a.due / GRAIN * GRAIN, a.count - a.next);
-  if (a.due >= a.count) n = a.count - a.next;
-  a.due = a.due % GRAIN;
-  while (n > 0) {
-    const long product = a.next / a.units, done = a.next % a.units, some = min_of(n, a.units - done);
-    const char* panel = a.panel + product * Plan::PRODUCT_BYTES;
-    char *buffer = a.to + product * BUFFER, *to = buffer + done * BF16P::W_BYTES;
-    const bool last = done + some == a.units;
-    if constexpr (has_outliers<Stored>(0)) {
-      Stored::unpack_units(panel, a.first + done, some, to);
-      if (last) Stored::put_outliers(panel, Plan::UNITS, a.first, a.units, buffer);
-    } else if constexpr (Stored::PLAIN) {
-      memcpy(to, Stored::at(panel, a.first + done), (size_t)(some * BF16P::W_BYTES));
-    } else {
-      Stored::unpack(panel, Plan::UNITS, a.first + done, some, to);
-    }
-    if (last) memset(buffer + a.units * BF16P::W_BYTES, 0, (size_t)(BUFFER - a.units * BF16P::W_BYTES));
-    a.next += some, n -= some;
-  }
-}
-
 template <class Plan> struct AmxPanelScratch : AmxScratch<Plan> {
   using Base = AmxScratch<Plan>;
   static constexpr long END = Base::PANELS + 2 * Base::SIDE;  // unpacked panels: of the current item and the next one
@@ -149,8 +121,7 @@ NPU_INLINE void amx_panels(const bf16* x, const TW* weights, Epi& epi, Thread& t
   };
   auto steps_of = [](const AmxItem& i) { return min_of(Plan::SLICE, Plan::STEPS.count - i.slice * Plan::SLICE); };
   int side = 0;
-  AmxAhead ahead;
-  ahead.run = amx_unpack<Plan>;
+  AmxUnpack<Plan> ahead;
   auto begin_to_unpack = [&](const AmxItem& i, long calls) {
     const long first = i.slice * Plan::SLICE * STEP, units = min_of(steps_of(i) * STEP, Plan::UNITS - first);
     ahead.begin(panel_of(i), th.scratch + S::PANELS + side * S::SIDE, PRODUCTS, first, units, calls);
@@ -185,7 +156,6 @@ NPU_INLINE void amx_panels(const bf16* x, const TW* weights, Epi& epi, Thread& t
     if constexpr (S::UNPACK) {
       panel = th.scratch + S::PANELS + side * S::SIDE;
       side ^= 1;
-      ahead.next = ahead.count = 0;
       if (more) begin_to_unpack(next, pairs * PRODUCTS * steps);
       if (more && !items.advance(fetched)) fetched = items.of(next.chunk + 1);
     }
@@ -207,8 +177,11 @@ NPU_INLINE void amx_panels(const bf16* x, const TW* weights, Epi& epi, Thread& t
                      STEP_BYTES, acc + p * S::PANEL_SUMS, now.slice > 0,
                      source + p * Plan::PRODUCT_BYTES + fetched_before,
                      fetch && fetched_before < steps * FETCHED ? (int)lines : 0, &waiting, (int)share};
-        a.ahead = S::UNPACK ? &ahead : nullptr;
-        (two ? amx_tile<2, false, 1, S::STREAM> : amx_tile<1, false, 1, S::STREAM>)(a);
+        if constexpr (S::UNPACK) amx_pair<false, 1, S::STREAM>(two, a, ahead);
+        else {
+          NoAmxWork work;
+          amx_pair<false, 1, S::STREAM>(two, a, work);
+        }
       }
       if (!done) continue;
       amx_finish(waiting);

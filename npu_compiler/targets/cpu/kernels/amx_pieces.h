@@ -123,8 +123,8 @@ template <class T, long TAPS, long C> struct SplitPanel<pieces<T>, TAPS, C> {
   }
 };
 
-// Splits a share of the weights of a panel, or of two panels, for AmxAhead.
-template <class Plan> NPU_NOINLINE void amx_split(AmxAhead& a) {
+// Splits a share of the weights of a panel, or of two panels.
+template <class Plan> NPU_NOINLINE void amx_split(AmxSplit& a) {
   using Stored = typename Plan::Stored;
   constexpr long BUFFER = AmxScratch<Plan>::UNPACKED;
   vf spoiled = load_bytes<vf>(a.spoiled);

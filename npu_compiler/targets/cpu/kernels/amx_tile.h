@@ -38,26 +38,10 @@ struct AmxSums {
 // A tap: its byte offset in x, and its number, which is its place in the weights.
 struct AmxTap { long x, number; };
 
-// The weights of the next tiles (amx_gemm.h, amx_pieces.h), of which run() unpacks a share between products.
-struct AmxAhead {
-  void (*run)(AmxAhead& a);
-  const char* panel = nullptr;
-  char* to = nullptr;
-  long first = 0, units = 0;  // of each product
-  long next = 0, count = 0;   // of all products
-  long share = 0, due = 0;    // units that become due in each call, and that are due
-  bool finite = true;         // pieces: whether all weights are
-  alignas(64) float spoiled[16] = {};
-
-  // Begins with `n` units of each of `products` panels, which `calls` calls of run() unpack.
-  void begin(const char* from, char* out, long products, long first_unit, long n, long calls) {
-    panel = from, to = out, first = first_unit, units = n, next = due = 0, count = products * n;
-    share = ceil_div(count, calls);
-  }
-  void finish() {
-    share = count;
-    if (next < count) run(*this);
-  }
+// Work on the weights of other tiles, of which run() does a share between the products of these. amx_tile() keeps it in
+// registers.
+struct NoAmxWork {
+  __attribute__((always_inline)) void run() {}
 };
 
 struct AmxArgs {
@@ -75,7 +59,6 @@ struct AmxArgs {
   AmxSums* waiting = nullptr;  // sums of other tiles, whose epilogue runs between the products of these
   int rows = 0;                // positions of `waiting` in each step
   long w_tap = 0;              // bytes of a panel in a tap
-  AmxAhead* ahead = nullptr;   // weights of other tiles, which are unpacked between the products of these
   // The first step of the next call, whose tiles are loaded before the sums are stored: its products wait for neither.
   const char *next_x = nullptr, *next_w = nullptr;
   long next_second = 0;  // -1: it has one tile
@@ -128,8 +111,8 @@ NPU_INLINE void amx_step(const char* x, long second, long pitch, const char* w, 
   if constexpr (I + 1 < P::COUNT) amx_step<TILES, INTEGERS, PIECES, STREAM, LOADED, I + 1>(x, second, pitch, w, between);
 }
 
-template <int TILES, bool INTEGERS = false, int PIECES = 1, AmxStream STREAM = STREAM_NONE>
-NPU_NOINLINE void amx_tile(const AmxArgs& a) {
+template <int TILES, bool INTEGERS = false, int PIECES = 1, AmxStream STREAM = STREAM_NONE, class Work = NoAmxWork>
+NPU_NOINLINE void amx_tile(const AmxArgs& a, Work& ahead) {
   constexpr long ACC = PANEL * 4;
   float* low = a.acc + AMX_ROWS * PANEL;
   if (a.add) {
@@ -144,11 +127,11 @@ NPU_NOINLINE void amx_tile(const AmxArgs& a) {
   const long pitch = a.pitch, second = a.second, x_step = a.x_step, w_step = a.w_step;
   const int steps = a.steps, lines = a.lines;
   AmxSums* waiting = a.rows ? a.waiting : nullptr;
-  AmxAhead* ahead = a.ahead;
+  Work work = ahead;
   auto between = [&](bool last) __attribute__((always_inline)) {
     for (int line = 0; last && line < lines; line++, prefetch += 64) __builtin_prefetch(prefetch, 0, 2);
     if (last && waiting && waiting->next < waiting->count) waiting->run(*waiting, waiting->epi, a.rows);
-    if (ahead && ahead->next < ahead->count) ahead->run(*ahead);
+    work.run();
   };
   bool loaded = PIECES == 1 && a.loaded;
   for (int t = 0; t < a.ntaps; t++) {
@@ -168,6 +151,12 @@ NPU_NOINLINE void amx_tile(const AmxArgs& a) {
   Amx::store<0>(a.acc, ACC);
   Amx::store<1>(a.acc + AMX_ROWS, ACC);
   if constexpr (TILES == 2) Amx::store<2>(low, ACC), Amx::store<3>(low + AMX_ROWS, ACC);
+  ahead = work;
+}
+template <bool INTEGERS, int PIECES, AmxStream STREAM, class Work>
+NPU_INLINE void amx_pair(bool two, const AmxArgs& a, Work& ahead) {
+  if (two) amx_tile<2, INTEGERS, PIECES, STREAM>(a, ahead);
+  else amx_tile<1, INTEGERS, PIECES, STREAM>(a, ahead);
 }
 
 }  // namespace npu

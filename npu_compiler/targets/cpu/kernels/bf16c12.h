@@ -106,6 +106,21 @@ template <> struct Reader<bf16c12> {
   __attribute__((always_inline)) void skip(int units) { from += units * bf16c12::UNIT_BYTES; }
 };
 
+#if NPU_AVX512
+template <> struct Unpacker<bf16c12> {
+  Reader<bf16c12> from;
+  __attribute__((always_inline)) void begin(const char* panel, long, long first) {
+    from = Reader<bf16c12>::of(panel, first);
+  }
+  __attribute__((always_inline)) void next(long, char* to) {
+    vf w[2][2];
+    from.load2(0, w);
+    from.skip(2);
+    memcpy(to, w, sizeof w);
+  }
+};
+#endif
+
 NPU_NOINLINE inline void bf16c12::unpack_units(const char* panel, long first, long n, char* buffer) {
   auto reader = Reader<bf16c12>::of(panel, first);
   char* to = buffer;

@@ -274,6 +274,38 @@ template <class Format, class Kind> struct Reader<Blocks<Format, Kind>> {
   __attribute__((always_inline)) void skip(int units) { from += units / GROUP_UNITS * Code::GROUP_BYTES; }
 };
 
+#if NPU_BF16_PAIRS
+template <class Format, class Kind> struct Unpacker<Blocks<Format, Kind>> {
+  using Stored = Blocks<Format, Kind>;
+  const char* panel;
+  const char* group;
+  long unit;
+  vf s[2][2], low[2][2];
+  __attribute__((always_inline)) void load_scales() {
+    const long sub = unit / Stored::BLOCK_UNITS;
+    group = Stored::at(panel, unit);
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; v++) {
+      twice(Stored::scale(panel, 0, sub, v), s[v]);
+      if (Format::HAS_BASE) twice(Stored::base(panel, 0, sub, v), low[v]);
+    }
+  }
+  __attribute__((always_inline)) void begin(const char* from, long, long first) {
+    panel = from, unit = first;
+    load_scales();
+  }
+  __attribute__((always_inline)) void next(long n, char* to) {
+    if constexpr (Format::HAS_SUBNORMALS) Stored::unpack(panel, 0, unit, n, to);
+    else {
+      if (unit % Stored::BLOCK_UNITS == 0) load_scales();
+      PairCodes<Format>::template store<Format::HAS_BASE>(group, s, low, to);
+      group += Stored::Code::GROUP_BYTES;
+    }
+    unit += n;
+  }
+};
+#endif
+
 // Formats of blocks of 32 codes with a float16 scale, and with a float16 minimum.
 template <int B> struct Scaled {
   static constexpr int BITS = B, SUB_BLOCK = 32, SUB_BLOCKS = 1, HEAD_BYTES = 0, SCALE_BYTES = PANEL * 2;

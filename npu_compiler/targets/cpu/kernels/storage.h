@@ -95,6 +95,10 @@ template <class Format, class Kind, bool BASED = false> struct Values {
                                char* to) {
     vf scales[2][2], bases[2][2];
     for (int v = 0; v < 2; v++) twice(s[v], scales[v]), twice(low[v], bases[v]);
+    store_pairs_of(panel, scales, bases, first, n, to);
+  }
+  NPU_INLINE void store_pairs_of(const char* panel, const vf (&scales)[2][2], const vf (&bases)[2][2], long first,
+                                 long n, char* to) {
     for (long unit = first; unit < first + n; unit++, to += 2 * VL * 4) {
       const char* from = at(panel, unit);
       __builtin_prefetch(from + 1024, 0, 3);
@@ -172,5 +176,53 @@ template <class Format, class Kind, bool BASED> struct Reader<Values<Format, Kin
   }
   __attribute__((always_inline)) void skip(int units) { from += units * Storage::UNIT_BYTES, first += units; }
 };
+
+// Unpacks a panel, two units a call.
+template <class Stored> struct Unpacker {
+  const char* panel;
+  long units, unit;
+  __attribute__((always_inline)) void begin(const char* from, long length, long first) {
+    panel = from, units = length, unit = first;
+  }
+  __attribute__((always_inline)) void next(long n, char* to) {
+    if constexpr (Stored::PLAIN) memcpy(to, Stored::at(panel, unit), (size_t)(n * PANEL * 4));
+    else Stored::unpack(panel, units, unit, n, to);
+    unit += n;
+  }
+};
+
+#if NPU_BF16_PAIRS
+template <class Format, class Kind, bool BASED> struct Unpacker<Values<Format, Kind, BASED>> {
+  using Stored = Values<Format, Kind, BASED>;
+  const char* panel;
+  long units, unit;
+  bool tiny;
+  vf s[2][2], low[2][2];
+  __attribute__((always_inline)) void load_scales() {
+    const long block = unit / Stored::BLOCK_UNITS;
+    tiny = false;
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; v++) {
+      const vf scale = Stored::scale(panel, units, block, v);
+      tiny |= is_tiny(scale);
+      twice(scale, s[v]);
+      if constexpr (BASED) twice(Stored::base(panel, units, block, v), low[v]);
+    }
+  }
+  static constexpr bool PAIRS = Stored::DEPTH == 2 && Stored::BLOCK_UNITS > 1 && has_numbers<Format>(0);
+  __attribute__((always_inline)) void begin(const char* from, long length, long first) {
+    panel = from, units = length, unit = first;
+    if constexpr (PAIRS) load_scales();
+  }
+  __attribute__((always_inline)) void next(long n, char* to) {
+    if constexpr (PAIRS) {
+      if (unit % Stored::BLOCK_UNITS == 0) load_scales();
+      if (!tiny) Stored::store_pairs_of(panel, s, low, unit, n, to);
+      else Stored::unpack(panel, units, unit, n, to);
+    } else Stored::unpack(panel, units, unit, n, to);
+    unit += n;
+  }
+};
+#endif
 
 }  // namespace npu
