@@ -46,6 +46,8 @@ def fuse_prologues(schedule: Schedule, max_rows: int) -> None:
         if made is None or producer.flops > MAX_FLOPS:
             continue
         kernels = schedule.kernels
+        if any(k is not producer and any(o.buffer.id == made.id for o in k.outputs) for k in kernels):
+            continue  # a scatter writes the buffer, too
         readers = [k for k in kernels if any(o.buffer.id == made.id for o in k.inputs)]
         products = [k for k in readers if isinstance(k, Gemm) and _reads_as_left(k, made, max_rows)]
         if not 0 < len(readers) <= MAX_READERS or len(products) < len(readers):

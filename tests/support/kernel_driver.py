@@ -26,7 +26,7 @@ from .amx_model import HAS_AMX, MODEL
 
 KERNELS = Path(__file__).parents[2] / "npu_compiler" / "targets" / "cpu" / "kernels"
 FLAGS = (
-    "-std=c++17 -O1 -fno-math-errno -fno-trapping-math -ffp-contract=fast -fvisibility=hidden -fno-exceptions -fno-rtti"
+    "-std=c++17 -Og -fno-math-errno -fno-trapping-math -ffp-contract=fast -fvisibility=hidden -fno-exceptions -fno-rtti"
     " -fPIC -w"
 ).split()
 # Every code path this machine can run: its own, AVX2, and the portable one (baseline x86-64: 4 lanes, no F16C).

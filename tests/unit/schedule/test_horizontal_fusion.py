@@ -134,6 +134,19 @@ def test_a_prologue_reads_what_the_kernel_would_have_read() -> None:
     assert "gemm" in check(changed_between)
 
 
+def written_twice() -> Graph:
+    """A row in which one kernel writes all elements and a second one writes an element again."""
+    g = Graph("written_twice")
+    x, one = g.input("x", (1, 32), "float32"), g.input("one", (1, 1), "float32")
+    row = g.scatter(call("exp", x), one, [], [expr.index(0), expr.index(1) + 9])
+    g.outputs = [("out", row.matmul(g.weight("w", (32, 64), "float32")))]
+    return g
+
+
+def test_a_prologue_writes_the_operand_alone() -> None:
+    assert "gemm" in check(written_twice)
+
+
 def independent() -> Graph:
     g = Graph("independent")
     x, y = g.input("x", (3, 40), "float32"), g.input("y", (7, 5), "float32")
