@@ -24,13 +24,14 @@ DRIVER = """
 #define EXPORT extern "C" __attribute__((visibility("default")))
 typedef int (*KernelFn)(void* const*, char*, npu::Thread&, int*);
 static const KernelFn table[] = {%(names)s};
-struct Launch { int kernel, reps; void* const* bufs; int failed; int counter[1 << 12]; };
+struct Launch { int kernel, reps; void* const* bufs; int failed; int counter[256 * npu::COUNTER_STRIDE]; };
 static void launch(void* p, npu::Thread& th) {
   Launch& l = *(Launch*)p;
   for (int i = 0; i < l.reps; i++) {
     if (table[l.kernel](l.bufs, nullptr, th, &l.counter[i %% 256 * npu::COUNTER_STRIDE])) l.failed = 1;
     npu::barrier(th);
-    if (th.tid == 0) l.counter[(i + 128) %% 256 * npu::COUNTER_STRIDE] = 0;
+    int* used = &l.counter[(i + 128) %% 256 * npu::COUNTER_STRIDE];
+    for (int k = 0; th.tid == 0 && k < npu::COUNTER_STRIDE; k++) used[k] = 0;
   }
 }
 EXPORT int run_%(unit)s(int kernel, void* const* bufs, int threads, int reps) {

@@ -203,7 +203,7 @@ template <class D, class TW> NPU_INLINE void amx_prefetch(const char* weights, c
   Thread self = th;
   int none = 0;
   const AmxItems<Plan> items(self, &none);
-  if (th.n > COUNTER_STRIDE || items.count < th.n) return;
+  if (th.n > MAX_OWNERS || items.count < th.n) return;
   const AmxItem first = items.of(items.count * th.tid / th.n);
   const char* from = weights + first.image * Plan::W_IMAGE_BYTES + first.panel * Plan::PRODUCTS * Plan::PRODUCT_BYTES;
   const long bytes = min_of(Plan::PRODUCTS * Plan::PRODUCT_BYTES, 128 << 10);

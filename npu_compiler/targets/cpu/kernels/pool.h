@@ -15,8 +15,9 @@
 
 namespace npu {
 
-// A chunk counter fills one cache line, which avoids false sharing between the counters of two kernels.
-constexpr int COUNTER_STRIDE = 16;
+// The chunk counters of a kernel fill four cache lines, over which those of its threads are spread: a line that two
+// threads count in moves between their caches at every claim.
+constexpr int COUNTER_STRIDE = 64, MAX_OWNERS = 16;
 
 struct Pool;
 struct Thread {
@@ -43,12 +44,12 @@ inline int next_chunk(Thread& th, int* counter) {
 }
 
 // Claims one of `count` chunks: of the thread's own part first, so that rows stay in its caches from one kernel to the
-// next, then of what other threads have left. `part` is 0 at first.
+// next, then of what other threads have left. `part` is 0 at first. More than MAX_OWNERS threads have no own parts.
 inline long own_chunk(Thread& th, int* counter, long count, long& part) {
-  if (th.n == 1 || th.n > COUNTER_STRIDE) return next_chunk(th, counter);
+  if (th.n == 1 || th.n > MAX_OWNERS) return next_chunk(th, counter);
   for (; part < th.n; part++) {
     const int owner = (th.tid + part) % th.n;
-    const long i = count * owner / th.n + next_chunk(th, counter + owner);
+    const long i = count * owner / th.n + next_chunk(th, counter + owner * (COUNTER_STRIDE / th.n));
     if (i < count * (owner + 1) / th.n) return i;
   }
   return count;
