@@ -44,6 +44,9 @@ ATTENTIONS = [
     Attention(H=8, HK=2, SQ=2, SK=50, DH=7, DV=129, causal=True, keys=45, first=43),
     Attention(H=6, HK=2, SQ=45, SK=300, DH=128, DV=128, keys=290, mask="Positions"),
     Attention(B=2, H=4, HK=2, SQ=2, SK=70, DH=64, DV=64, keys=55, mask="Positions"),
+    # Heads that two threads do not share evenly: ranges of keys.
+    Attention(H=9, HK=3, SQ=1, SK=2100, DH=128, DV=64, keys=2090, mask="Positions"),
+    Attention(H=2, HK=1, SQ=4, SK=1500, DH=140, DV=41, mask="bool8", causal=True, first=1300),
     Attention(H=3, HK=1, SQ=70, SK=256, DH=64, DV=64, causal=True, keys=240, first=170),
     Attention(HK=1, SQ=40, SK=600, DH=160, causal=True, keys=590, first=550),
 ]

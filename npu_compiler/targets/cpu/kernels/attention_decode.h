@@ -1,5 +1,6 @@
 // Attention for few query rows per key/value head (decoding). Lanes run along the head dimension, so no lane is idle.
-// Interface, dimensions and numerics are those of attention(), which calls it.
+// Interface, dimensions and numerics are those of attention(), which calls it. Heads that threads do not share evenly are
+// divided into ranges of keys if the cache is long (flash decoding).
 #pragma once
 #include "math.h"
 #include "transpose.h"
@@ -39,8 +40,14 @@ template <class D> struct DecodePlan {
   // Offsets in the scratch memory, in floats: scores [ROWS][KEYS], queries [ROWS][DH], VL widened keys, sums
   // [ROWS][DV].
   static constexpr long Q = ROWS * KEYS, K = Q + ROWS * DH_VECS * VL, S = K + VL * DH_VECS * VL;
-  static constexpr long END = S + ROWS * DV_VECS * VL;
+  static constexpr long OWN = S + ROWS * DV_VECS * VL;
+  // Heads that threads do not share evenly are divided into ranges of keys. The first thread's scratch memory holds the
+  // results of each: rows of sums, then the maximum and the sum of the weights of each row.
+  static constexpr long MOST_RANGES = max_of(1, min_of(16, 64 / COUNT)), RANGE = ROWS * (DV_VECS * VL + 2);
+  static constexpr long END = OWN + (MOST_RANGES > 1 ? COUNT * MOST_RANGES * RANGE : 0);
 };
+constexpr long DECODE_RANGE = 128;             // the fewest keys of a range
+constexpr double DECODE_MERGE = 128 << 10;     // bytes of keys and values that are read while ranges are merged
 constexpr long DECODE_BLOCK = 128;             // keys whose values stay in cache while all columns are summed
 constexpr long DECODE_PREFETCH_DISTANCE = 32;  // in keys
 
@@ -164,9 +171,14 @@ NPU_INLINE void decode_scores(CacheRows<E> rows, long keys, const T* const* q, f
     for (int r = 0; r < Plan::ROWS; r++) scale_each(scores + r * Plan::KEYS, rows.scales, keys);
 }
 
-// Replaces a row of scores by weights exp(score - maximum), and by 0 from `visible` on. Returns 1 / sum of the weights,
-// or 0 if every key is masked.
-NPU_INLINE float decode_softmax(float* s, long visible, long end) {
+// The maximum of a row of scores, and the sum of their weights exp(score - maximum): -infinity and 0 if all are masked.
+struct SoftmaxSums {
+  float max, sum;
+  float factor() const { return sum == 0.0f ? 0.0f : 1.0f / sum; }
+};
+
+// Replaces a row of scores by weights, and by 0 from `visible` on.
+NPU_INLINE SoftmaxSums decode_softmax(float* s, long visible, long end) {
   for (long j = visible; j < end; j++) s[j] = -__builtin_inff();
   vf row_max = splat<vf>(-__builtin_inff()), total = {};
   for (long j = 0; j < end; j += VL) row_max = max(row_max, load_bytes<vf>(s + j));
@@ -177,8 +189,7 @@ NPU_INLINE float decode_softmax(float* s, long visible, long end) {
     store_bytes(s + j, weight);
     total += weight;
   }
-  const float sum = hsum(total);
-  return sum == 0.0f ? 0.0f : 1.0f / sum;
+  return {max_score, hsum(total)};
 }
 
 // Adds the values of keys begin .. end - 1 to VECS vectors of the sums of all rows, from column d on.
@@ -233,32 +244,82 @@ NPU_INLINE void decode_output(const E* v, long keys, const float* weights, const
     }
 }
 
+// The ranges of keys, each of `bytes` with its value, into which heads are divided, so that all threads end at once.
+template <class D> NPU_INLINE long decode_ranges(long threads, long keys, long bytes) {
+  using Plan = DecodePlan<D>;
+  long best = 1;
+  double least = (double)(ceil_div(Plan::COUNT, threads) * keys * bytes);
+  for (long ranges = 2; ranges <= Plan::MOST_RANGES && ranges * DECODE_RANGE <= keys; ranges++) {
+    const double share = (double)ceil_div(Plan::COUNT * ranges, threads) / (double)ranges;
+    const double cost = share * (double)(keys * bytes) + DECODE_MERGE;
+    if (cost < 0.95 * least) best = ranges, least = cost;
+  }
+  return best;
+}
+
+// Stores rows first, first + step, ... of the output: the mean of the ranges' rows by their sums of weights.
+template <class D, class T>
+NPU_INLINE void decode_merge(const float* results, long ranges, T* out, long first, long step) {
+  using Plan = DecodePlan<D>;
+  for (long i = first; i < Plan::COUNT * Plan::ROWS; i += step) {
+    const long head = i / Plan::ROWS, r = i % Plan::ROWS;
+    const float* from = results + head * ranges * Plan::RANGE + r * Plan::DV_VECS * VL;
+    auto sums = [&](long range) {
+      const float* at = results + (head * ranges + range + 1) * Plan::RANGE - 2 * (Plan::ROWS - r);
+      return SoftmaxSums{at[0], at[1]};
+    };
+    float top = -__builtin_inff(), weights[Plan::MOST_RANGES], sum = 0;
+    for (long j = 0; j < ranges; j++) top = sums(j).max > top ? sums(j).max : top;
+    for (long j = 0; j < ranges; j++) {
+      weights[j] = sums(j).sum == 0.0f ? 0.0f : hmax(exp(splat<vf>(sums(j).max - top)));
+      sum += weights[j] * sums(j).sum;
+    }
+    const vf factor = splat<vf>(SoftmaxSums{top, sum}.factor());
+    T* to = out + head / D::HK * D::o_b + (head % D::HK * (D::H / D::HK) + r / D::SQ) * D::o_h + r % D::SQ * D::o_s;
+    for (int c = 0; c < Plan::DV_VECS; c++) {
+      vf y = {};
+      for (long j = 0; j < ranges; j++)
+        y = fma(load_bytes<vf>(from + j * Plan::RANGE + c * VL), splat<vf>(weights[j]), y);
+      if (D::DV % VL == 0 || c + 1 < Plan::DV_VECS) st(to + c * VL, y * factor, Full{});
+      else st(to + c * VL, y * factor, (int)(D::DV % VL));
+    }
+  }
+}
+
 template <class D, class T, class E, class M>
 NPU_INLINE void attention_decode(const T* q, CacheRows<E> k, CacheRows<E> v, const M* mask, T* out, Thread& th,
                                  int* counter, long keys, long first) {
   using Plan = DecodePlan<D>;
   float *scores = (float*)th.scratch, *queries = scores + Plan::Q, *wide = scores + Plan::K, *sums = scores + Plan::S;
-  const long end = ceil_div(keys, VL) * VL;
-  for (long i; (i = next_chunk(th, counter)) < Plan::COUNT;) {
-    const long b = i / D::HK, hk = i % D::HK;
+  float* results = (float*)first_scratch(th) + Plan::OWN;
+  const long ranges = decode_ranges<D>(th.n, keys, (D::DH + D::DV) * (long)sizeof(E));
+  const long length = ceil_div(ceil_div(keys, ranges), VL) * VL;
+  for (long i; (i = next_chunk(th, counter)) < Plan::COUNT * ranges;) {
+    const long head_pair = i / ranges, b = head_pair / D::HK, hk = head_pair % D::HK;
+    const long begin = i % ranges * length, count = max_of(0, min_of(length, keys - begin));
+    const long end = ceil_div(count, VL) * VL;
     T* rows[Plan::ROWS];
+    float* range_rows[Plan::ROWS];
+    SoftmaxSums softmax[Plan::ROWS];
     float factors[Plan::ROWS];
     const T* query_rows[Plan::ROWS];
     for (int r = 0; r < Plan::ROWS; r++) {
       const long head = hk * (D::H / D::HK) + r / D::SQ, query = r % D::SQ;
       query_rows[r] = q + b * D::q_b + head * D::q_h + query * D::q_s;
       rows[r] = out + b * D::o_b + head * D::o_h + query * D::o_s;
+      range_rows[r] = results + i * Plan::RANGE + r * Plan::DV_VECS * VL;
     }
-    const long row0 = (b * D::HK + hk) * D::SK;
-    const CacheRows<E> values = v.from(b * D::v_b + hk * D::v_h, row0);
-    if (keys > 0)
-      decode_scores<D>(k.from(b * D::k_b + hk * D::k_h, row0), keys, query_rows, queries, wide, scores);
+    const long row0 = (b * D::HK + hk) * D::SK + begin;
+    const CacheRows<E> values = v.from(b * D::v_b + hk * D::v_h + begin * D::v_s, row0);
+    if (count > 0)
+      decode_scores<D>(k.from(b * D::k_b + hk * D::k_h + begin * D::k_s, row0), count, query_rows, queries, wide,
+                       scores);
     for (int r = 0; r < Plan::ROWS; r++) {
       const long head = hk * (D::H / D::HK) + r / D::SQ, query = r % D::SQ;
-      const long visible = visible_keys<D>(mask, query, keys, first);
+      const long visible = max_of(0, min_of(count, visible_keys<D>(mask, query, keys, first) - begin));
       float* s = scores + r * Plan::KEYS;
       if constexpr (!no_mask<M>) {
-        const M* from = mask + b * D::m_b + head * D::m_h + query * D::m_q;
+        const M* from = mask + b * D::m_b + head * D::m_h + query * D::m_q + begin * D::m_k;
         for (long j = 0; j < visible; j += VL) {
           const int lanes = (int)min_of(VL, visible - j);
           const vec<M> m = lanes == VL ? ld_strided(from + j * D::m_k, D::m_k, Full{})
@@ -269,11 +330,21 @@ NPU_INLINE void attention_decode(const T* q, CacheRows<E> k, CacheRows<E> v, con
           store_bytes(s + j, load_bytes<vf>(s + j) + added);
         }
       }
-      factors[r] = decode_softmax(s, visible, end);
-      if constexpr (CacheRows<E>::SCALED) scale_each(s, values.scales, keys);
+      softmax[r] = decode_softmax(s, visible, end);
+      factors[r] = ranges > 1 ? 1.0f : softmax[r].factor();
+      if constexpr (CacheRows<E>::SCALED) scale_each(s, values.scales, count);
     }
-    decode_output<D>(values.at, keys, scores, factors, sums, rows);
+    if (ranges == 1) {
+      decode_output<D>(values.at, count, scores, factors, sums, rows);
+    } else {
+      decode_output<D>(values.at, count, scores, factors, sums, range_rows);
+      memcpy(results + (i + 1) * Plan::RANGE - 2 * Plan::ROWS, softmax, sizeof softmax);
+    }
   }
+  if (ranges == 1) return;
+  barrier(th);
+  decode_merge<D>(results, ranges, out, th.tid, th.n);
+  barrier(th);  // the scratch memory is in use until then
 }
 
 }  // namespace npu

@@ -28,6 +28,9 @@ struct Thread {
   int cpu;            // the processor on which this thread began the run; -1: it has not begun
 };
 
+// The scratch memory of the first of the threads, which are neighbours in memory.
+inline char* first_scratch(Thread& th) { return (&th - th.tid)->scratch; }
+
 typedef void (*RunFn)(void* arg, Thread& th);
 
 int pool_start(int n, long scratch_bytes);
