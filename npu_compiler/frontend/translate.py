@@ -255,6 +255,8 @@ class _Translator:
         if isinstance(target, torch._ops.HigherOrderOperator):
             return self._inline(node, env)
         if isinstance(target, torch._ops.OpOverload):
+            if any(a.is_out for a in target._schema.arguments):
+                raise NeedsFunctionalForm(f"{describe_node(node)}: leave out the argument 'out'")
             return None if str(target).startswith(_CHECKS) else self._operation(node, target, env)
         return self._arithmetic(node, target, env)
 

@@ -309,6 +309,7 @@ ALIASING: dict[str, Callable[..., Any]] = {
     "dead_base": lambda m, x: (x * 2).view(-1).sigmoid_(),
     "eval_dropout_returns_its_input": lambda m, x: (y := x * 2, z := F.dropout(y, 0.5, m.training), z.add_(1), y)[3],
     "eval_dropout_output": lambda m, x: (y := x * 2, z := F.dropout(y, 0.5, m.training), y[0].add_(1), z)[3],
+    "out_argument": lambda m, x: (y := x * 2, v := y[1], torch.add(y, x, out=y), v)[3],
     "masked": lambda m, x: (y := x.clone(), y.masked_fill_(y < 0, 0.0), y.index_fill_(1, torch.tensor([1]), 7), y)[3],
     "lifted": lambda m, x: (t := torch.tensor([1.0, 2, 3, 4]), t.add_(1), x * t)[2],
     "setitem": lambda m, x: (y := torch.zeros(2, 3, 4), y.__setitem__((slice(None), 1), x[:, 0]), y + x)[2],
