@@ -11,9 +11,10 @@ demo: $(VENV)/demo.stamp
 	$(BIN)/npusim demo
 
 # Two files of tests at a time, in the order of their names: the last ones are short, so that both processes end at about
-# the same time. PyTorch's own threads would only get in their way.
+# the same time. PyTorch's own threads would only get in their way. The tests start many processes, which need the
+# bytecode of PyTorch: PYTHONDONTWRITEBYTECODE would make each of them compile it again.
 test: $(VENV)/test.stamp
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # What concerns Apple GPUs: tests and, on a Mac, figures beside other engines, in benchmarks/results/metal-<chip>.json.
 # On a Mac the conformance samples run on its GPU, elsewhere in the emulator, and no figure is measured.

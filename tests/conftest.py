@@ -11,8 +11,8 @@ from .support.sweeps import FULL
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    cases = int(os.environ.get("NPU_FUZZ_CASES", "2000" if FULL else "1000"))
-    parser.addoption("--fuzz-cases", type=int, default=cases, help="cases of each kind in tests/fuzz (default: 1000)")
+    cases = int(os.environ.get("NPU_FUZZ_CASES", "2000" if FULL else "500"))
+    parser.addoption("--fuzz-cases", type=int, default=cases, help="cases of each kind in tests/fuzz (default: 500)")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -184,7 +184,7 @@ def test_the_command_line_compiles_a_language_model(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------------------- models
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=IN_FULL), "float16"])
 def test_resnet18(dtype: str) -> None:
-    model, runs = image_model("resnet18", 32), [(images(4, 32),)]
+    model, runs = image_model("resnet18", 32), [(images(2, 32),)]
     wanted = expect(model, runs, dtype)
     low = copy.deepcopy(model).to(getattr(torch, dtype))
     inputs = [cast(args, getattr(torch, dtype)) for args in runs]
