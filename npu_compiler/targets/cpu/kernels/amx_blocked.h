@@ -130,6 +130,10 @@ NPU_INLINE void amx_rows_first(const AmxBlock& b, const Chunk<Plan>& c, float* s
   constexpr long STEP = Plan::STEPS.units, STEP_BYTES = STEP * BF16P::W_BYTES, PAIR_SUMS = 2 * AMX_ROWS * PANEL;
   constexpr int INTEGERS = amx_integers<Plan>, SHARE = ceil_div(2 * AMX_ROWS, Plan::STEPS.count * PRODUCTS * S::SPAN);
   auto second = [&](int t) { return t + 1 < b.tiles ? b.first[t + 1] - b.first[t] : -1; };
+  // The rows of the next pair of tiles are prefetched once L2 has the weights: loads of 16 rows side by side follow no
+  // order that hardware recognises.
+  constexpr long PAIR_X = Plan::COPY_BYTES ? 0 : 2 * AMX_ROWS * Plan::PITCH;
+  const long lines = ceil_div(PAIR_X, (c.end - c.begin) * PRODUCTS * Plan::STEPS.count * 64);  // of a step
   bool loaded = false;
   for (int t = 0; t < b.tiles; t += 2)
     for (long pn = c.begin; pn < c.end; pn += S::SPAN, turn ^= 1) {
@@ -144,6 +148,8 @@ NPU_INLINE void amx_rows_first(const AmxBlock& b, const Chunk<Plan>& c, float* s
                      acc + i / PRODUCTS * PAIR_SUMS + i % PRODUCTS * S::PANEL_SUMS, false, next,
                      fetch ? (int)(STEP_BYTES / 64) : 0, &waiting, SHARE};
         a.loaded = loaded;
+        const long fetched = ((pn - c.begin) * PRODUCTS + i) * Plan::STEPS.count * lines * 64;
+        if (!fetch && fetched < PAIR_X) a.prefetch = a.x + PAIR_X + fetched, a.lines = (int)lines;
         const bool last = pn + S::SPAN >= c.end && i + 1 == panels * PRODUCTS;
         if (!last) a.next_x = a.x, a.next_second = a.second, a.next_w = panel + PRODUCT_BYTES;
         else if (t + 2 < b.tiles)

@@ -54,7 +54,7 @@ struct AmxArgs {
   long w_step;  // bytes of a panel in a step
   float* acc;   // [2 * AMX_ROWS][PANEL]
   bool add;     // add to the contents of acc
-  const char* prefetch;  // weights to prefetch into L2: `lines` cache lines in each step
+  const char* prefetch;  // weights or rows to prefetch into L2: `lines` cache lines in each step
   int lines;
   AmxSums* waiting = nullptr;  // sums of other tiles, whose epilogue runs between the products of these
   int rows = 0;                // positions of `waiting` in each step

@@ -316,8 +316,10 @@ template <class D, class TW> struct AmxConv {
                      COPIES * COPY_CYCLES * Raster::COPY_BYTES / 64.0);
   }
   static constexpr double rows_cycles() {
+    // Every panel reads a copy anew that L2 does not hold beside the weights.
+    const long passes = COPIES + (Rows::COPY_BYTES > AMX_L2_BYTES / 2 ? Rows::NP : 0);
     return (double)ceil_div(Dims::M, AMX_ROWS) * Rows::STEPS.count * PANEL_CYCLES * Rows::NP +
-           (Rows::COPY ? COPIES * COPY_CYCLES * Dims::M * Rows::PITCH / 64.0 : 0);
+           (Rows::COPY ? (double)(passes * COPY_CYCLES) * Dims::M * Rows::PITCH / 64 : 0);
   }
   static constexpr bool BY_ROWS = D::G == 1 && (Raster::STEPS.padded || rows_cycles() < raster_cycles());
   static constexpr bool RUNS = BY_ROWS || !Raster::STEPS.padded;
