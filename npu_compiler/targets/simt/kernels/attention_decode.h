@@ -1,13 +1,16 @@
 // Attention of one query position to a cache: a decode step's rotary embedding, cache update, attention and the
 // combination of its parts in one launch.
 //
-// A workgroup processes the HEADS_PER_KV query heads of a key/value head and a range of the keys; its subgroups process
-// 16 keys at a time. Keys and values are loaded directly into fragments of the matrix unit. The order of elements along
-// a summed dim does not matter, so every lane loads 16 contiguous bytes. Keys of earlier positions are loaded before
-// pdl_wait(). The workgroup whose range contains this position computes its new row. Workgroups without keys exit at
-// once. The others wait at a grid barrier, and then each adds up its share of the results from all parts, in order. (If
-// the last workgroup added up all of them, it would take long, because the next kernel's prefetches come first.)
-// Results do not depend on which workgroup adds up which share.
+// A workgroup processes the HEADS_PER_KV query heads of a key/value head and a range of the keys, a tile of TILE keys at
+// a time. A subgroup computes the scores of 16 keys; the maxima and then the weights of all keys are exchanged through
+// shared memory. After that a subgroup adds 16 elements of every PARTS-th 16 values of the tile, so that no more than
+// PARTS sums of an element have to be added up. What earlier kernels cannot have written, keys and values of earlier
+// positions, is loaded before pdl_wait(): keys directly into fragments of the matrix unit (the order of elements along
+// a summed dim does not matter, so every lane loads 16 contiguous bytes), and values into shared memory. The workgroup
+// whose range contains this position computes its new row. Workgroups without keys exit at once. The others wait at a
+// grid barrier, and then each adds up its share of the results from all parts, in order. (If the last workgroup added
+// up all of them, it would take long, because the next kernel's prefetches come first.) Results do not depend on which
+// workgroup adds up which share.
 //
 // Types of C: T. Constants: HK, SK, D (64 or 128), HEADS_PER_KV; SPLITS: workgroups of a key/value head; SUBGROUPS;
 // MIN_KEYS: the fewest keys of a workgroup; STATE: words of a grid barrier's state; K_H K_S V_H V_S O_H O_D: strides of
@@ -20,12 +23,13 @@
 
 template <class C> struct DecodeAttention {
   typedef typename C::T T;
-  CONSTANTS int KEYS = 16, HEADS = 8;                // of a product on the matrix unit
-  CONSTANTS int KP = C::D / 32, VP = C::D / 64;      // 16-byte pieces of a lane: of each key, of each value
-  CONSTANTS int STEP = C::SUBGROUPS * KEYS, THREADS = C::SUBGROUPS * 32, HALF = C::SUBGROUPS / 2;
-  CONSTANTS int PITCH = 4 * 32 + 1;                  // floats of shared memory for 16 elements of all lanes, padded
-  CONSTANTS int SLOT = C::D / 16 * PITCH;            // floats of shared memory for the sums of a subgroup
-  CONSTANTS int ITEMS = C::HEADS_PER_KV * C::D / 4;         // four results each
+  CONSTANTS int KEYS = 16, HEADS = 8;  // of a product on the matrix unit
+  CONSTANTS int KP = C::D / 32;        // 16-byte pieces of a key that a lane has
+  CONSTANTS int TILE = C::SUBGROUPS * KEYS, THREADS = C::SUBGROUPS * 32;
+  CONSTANTS int SLICES = C::D / 16, PARTS = C::SUBGROUPS / SLICES;  // subgroups have slices of the elements, and parts
+  CONSTANTS int LD = C::D + 8, WEIGHTS_LD = TILE + 8;   // rows in shared memory, padded: no bank conflicts
+  CONSTANTS int SLOT = 32 * 6;                          // floats of the sums of a subgroup
+  CONSTANTS int ITEMS = C::HEADS_PER_KV * C::D / 4;     // four results each
   CONSTANTS int PART = C::D + 4, ALL = C::HK * C::HEADS_PER_KV * PART;  // floats of a row, of a split
 
   DEVICE const T* keys;
@@ -34,14 +38,16 @@ template <class C> struct DecodeAttention {
   DEVICE float* parts;  // [SPLITS, HK * HEADS_PER_KV, PART]
   SMEM T* qs;            // [HEADS, D]: queries
   SMEM T* new_rows;      // [2, D]: this position's key and value
-  SMEM float* partials;  // [HALF, SLOT]
-  SMEM float* maxima;    // [HALF, HEADS]
-  SMEM float* sums;      // [HALF, HEADS]
+  SMEM T* vs;            // [TILE, LD]: values
+  SMEM T* weights;       // [HEADS, WEIGHTS_LD]
+  SMEM float* maxima;    // [SUBGROUPS, HEADS]
+  SMEM float* factors;   // [2, HEADS]: of the sums of earlier tiles; the maxima of all tiles so far
+  SMEM float* partials;  // [(PARTS - 1) * SLICES, SLOT]
   Thread at;
   int hk, split, position_row, valid, active, begin, end, row, column;
-  uint4 k[2][KP], v[4][VP];
-  FragC o[C::D / 16];
-  float row_max[2], sum[2];
+  uint4 k[2][KP];
+  FragC o[2], total;  // sums of the heads, in the first eight rows: of weighted values, and of weights
+  float row_max[2];   // of two heads
 
   // Keys begin .. end - 1 are those of this workgroup; `active` workgroups of its key/value head have keys.
   INLINE void range(int64_t position) {
@@ -58,12 +64,10 @@ template <class C> struct DecodeAttention {
     column = at.lane & 3;
   }
 
-  // The position of row i of a lane's keys and values. A lane's pieces of a key are 32 elements apart, from column * 8
-  // on; those of a value are 64 elements apart, from row * 8 on.
+  // The position of row i of a lane's keys. A lane's pieces of a key are 32 elements apart, from column * 8 on.
   INLINE int key_at(int first, int i) const { return first + row + 8 * i; }
-  INLINE int value_at(int first, int i) const { return first + 2 * column + (i & 1) + 8 * (i >> 1); }
 
-  // Load 16 keys or values from `first` on. insert_new_rows() replaces those from this position on.
+  // Loads 16 keys from `first` on. insert_new_key() replaces that of this position.
   INLINE void load_keys(int first) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -72,64 +76,64 @@ template <class C> struct DecodeAttention {
       for (int j = 0; j < KP; j++) k[i][j] = stream16(keys + (int64_t)t * C::K_S + j * 32 + column * 8);
     }
   }
-  INLINE void load_values(int first) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const int t = value_at(first, i) < valid ? value_at(first, i) : position_row;
-#pragma unroll
-      for (int j = 0; j < VP; j++) v[i][j] = stream16(values + (int64_t)t * C::V_S + j * 64 + row * 8);
+  // Copies the values of a tile to shared memory, followed by zeros. insert_new_value() adds that of this position.
+  INLINE void copy_values(int tile) {
+    const int pieces = C::D / 8, rows = (tile_end(tile) - tile + KEYS - 1) / KEYS * KEYS;
+    for (int n = at.tid; n < rows * pieces; n += THREADS) {
+      const int t = tile + n / pieces, e = n % pieces * 8;
+      const bool ok = t < end;
+      if (t != position_row)
+        copy_async16(vs + n / pieces * LD + e, values + (int64_t)(ok ? t : position_row) * C::V_S + e, ok);
     }
+    copy_async_commit();
   }
+  INLINE int tile_end(int tile) const { return tile + TILE < end ? tile + TILE : end; }
 
-  // Computes qs, the queries of this workgroup followed by zero rows, and new_rows, which are also stored in the
-  // caches. All loads are issued before the first value is computed, so that their latencies overlap.
+  // Computes qs, the queries of this workgroup followed by zero rows, and new_rows, which are also stored in the caches
+  // by the workgroup whose range contains this position. The last 2 D threads compute the new rows. All loads are
+  // issued before the first value is computed, so that their latencies overlap.
   template <class Queries, class Key, class Value>
   INLINE void make_rows(Queries queries, Key key, Value value, DEVICE T* key_out, DEVICE T* value_out,
                         int64_t position) {
     const int rounds = (HEADS * C::D + THREADS - 1) / THREADS, count = C::HEADS_PER_KV * C::D;
-    float made[rounds];
+    const int e = at.tid - (THREADS - 2 * C::D);  // of the key; from D on of the value
+    const uint point = (uint)(hk * C::D + (e < C::D ? e : e - C::D));
+    const bool stores = position_row >= begin && position_row < end;
 #pragma unroll
-    for (int i = 0; i < rounds; i++) queries.load(i, query_point(i, count));
-    const uint point = (uint)(hk * C::D + at.tid % C::D);
-    key.load(0, point);
-    value.load(0, point);
+    for (int i = 0; i < rounds; i++)
+      if (i * THREADS + at.tid < count) queries.load(i, (uint)(hk * count + i * THREADS + at.tid));
+    if (e >= 0 && e < C::D) key.load(0, point);
+    if (e >= C::D) value.load(0, point);
     pdl_launch_dependents();  // not earlier: the next kernel's prefetches would delay the loads above
-    const float new_key = key.make(0, point), new_value = value.make(0, point);
-#pragma unroll
-    for (int i = 0; i < rounds; i++) made[i] = queries.make(i, query_point(i, count));
 #pragma unroll
     for (int i = 0; i < rounds; i++) {
       const int n = i * THREADS + at.tid;
-      if (n < HEADS * C::D) qs[n] = narrow<T>(n < count ? made[i] : 0.0f);
+      if (n < count) qs[n] = narrow<T>(queries.make(i, (uint)(hk * count + n)));
+      else if (n < HEADS * C::D) qs[n] = narrow<T>(0.0f);
     }
-    if (position_row >= begin && position_row < end && at.tid / C::D == 0) {
-      new_rows[at.tid] = narrow<T>(new_key);
-      key_out[key.place(point, position)] = narrow<T>(new_key);
+    if (e >= 0 && e < C::D && stores) {
+      const T made = narrow<T>(key.make(0, point));
+      new_rows[e] = made;
+      key_out[key.place(point, position)] = made;
     }
-    if (position_row >= begin && position_row < end && at.tid / C::D == 1) {
-      new_rows[at.tid] = narrow<T>(new_value);
-      value_out[value.place(point, position)] = narrow<T>(new_value);
+    if (e >= C::D && stores) {
+      const T made = narrow<T>(value.make(0, point));
+      new_rows[e] = made;
+      value_out[value.place(point, position)] = made;
     }
-  }
-  INLINE uint query_point(int i, int count) const {
-    const int n = i * THREADS + at.tid;
-    return (uint)(hk * count + (n < count ? n : 0));
   }
 
-  // Inserts this position's rows. Values beyond it are undefined and become zero.
-  INLINE void insert_new_rows(int first) {
+  // Insert the rows of this position.
+  INLINE void insert_new_key(int first) {
 #pragma unroll
     for (int i = 0; i < 2; i++)
 #pragma unroll
       for (int j = 0; j < KP; j++)
         if (key_at(first, i) == position_row) k[i][j] = *(SMEM const uint4*)(new_rows + j * 32 + column * 8);
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-#pragma unroll
-      for (int j = 0; j < VP; j++) {
-        if (value_at(first, i) == position_row) v[i][j] = *(SMEM const uint4*)(new_rows + C::D + j * 64 + row * 8);
-        if (value_at(first, i) > position_row) v[i][j] = zero16();
-      }
+  }
+  INLINE void insert_new_value(int tile) {
+    if (position_row >= tile && position_row < tile_end(tile) && at.tid < C::D)
+      vs[(position_row - tile) * LD + at.tid] = new_rows[C::D + at.tid];
   }
 
   // Computes the scores s of 16 keys and 8 heads, as two sums over different elements.
@@ -150,131 +154,120 @@ template <class C> struct DecodeAttention {
     }
   }
 
-  // Computes the weights from the scores, in s[0]. A lane has two heads, and keys row and row + 8.
-  INLINE void softmax(THREAD FragC (&s)[2], int first) {
+  // Masks and scales the scores, into s[0], and stores their maxima. A lane has two heads, and keys row and row + 8.
+  INLINE void store_maxima(THREAD FragC (&s)[2], int first) {
 #pragma unroll
     for (int c = 0; c < 2; c++) {
 #pragma unroll
       for (int e = c; e < 4; e += 2) {
         const float x = (s[0].v[e] + s[1].v[e]) * C::SCALE;
-        s[0].v[e] = first + row + 4 * (e - c) < end ? x : -m_inf_float();
+        s[0].v[e] = key_at(first, e / 2) < end ? x : -m_inf_float();
       }
-      float maximum = m_max(row_max[c], m_max(s[0].v[c], s[0].v[c + 2]));
+      const float maximum = over_rows(m_max(s[0].v[c], s[0].v[c + 2]));
+      if (row == 0) maxima[at.subgroup * HEADS + 2 * column + c] = maximum;
+    }
+  }
+  INLINE float over_rows(float maximum) {
 #pragma unroll
-      for (int m = 4; m < 32; m <<= 1) maximum = m_max(maximum, subgroup_xor(maximum, m));
-      const float rescaling = m_exp2(row_max[c] - maximum);
+    for (int m = 4; m < 32; m <<= 1) maximum = m_max(maximum, subgroup_xor(maximum, m));
+    return maximum;
+  }
+
+  // Stores the weights of the subgroup's keys, and the factors of the sums of earlier tiles.
+  INLINE void store_weights(THREAD const FragC& s) {
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+      const int head = 2 * column + c;
+      float maximum = row_max[c];
+#pragma unroll
+      for (int n = 0; n < C::SUBGROUPS / 8; n++) maximum = m_max(maximum, maxima[(n * 8 + row) * HEADS + head]);
+      maximum = over_rows(maximum);
+      if (at.subgroup == 0 && row == 0) {
+        factors[head] = m_exp2(row_max[c] - maximum);
+        factors[HEADS + head] = maximum;
+      }
       row_max[c] = maximum;
-      s[0].v[c] = m_exp2(s[0].v[c] - maximum);
-      s[0].v[c + 2] = m_exp2(s[0].v[c + 2] - maximum);
-      sum[c] = sum[c] * rescaling + s[0].v[c] + s[0].v[c + 2];
-#pragma unroll
-      for (int n = 0; n < C::D / 16; n++) {
-        o[n].v[c] *= rescaling;
-        o[n].v[c + 2] *= rescaling;
-      }
+      SMEM T* const to = weights + head * WEIGHTS_LD + at.subgroup * KEYS + row;
+      to[0] = narrow<T>(m_exp2_fast(s.v[c] - maximum));
+      to[8] = narrow<T>(m_exp2_fast(s.v[c + 2] - maximum));
     }
   }
 
-  // Adds weighted values to o, whose fragments have 16 elements and 8 heads.
-  INLINE void add_values(THREAD const FragC& weights) {
-    FragB<T> w;
-    frag_b_transposed(w, weights, at.lane);
-#pragma unroll
-    for (int j = 0; j < VP; j++) {
-      add_pairs(o[4 * j], w, v[0][j].x, v[1][j].x, v[2][j].x, v[3][j].x);
-      add_pairs(o[4 * j + 1], w, v[0][j].y, v[1][j].y, v[2][j].y, v[3][j].y);
-      add_pairs(o[4 * j + 2], w, v[0][j].z, v[1][j].z, v[2][j].z, v[3][j].z);
-      add_pairs(o[4 * j + 3], w, v[0][j].w, v[1][j].w, v[2][j].w, v[3][j].w);
-    }
-  }
-  INLINE void add_pairs(THREAD FragC& sums_of, THREAD const FragB<T>& w, uint a, uint b, uint c, uint d) {
-    FragA<T> x;
-    frag_a_from(x, pair_low(a, b), pair_high(a, b), pair_low(c, d), pair_high(c, d), at.lane);
-    frag_mma(sums_of, x, w);
-  }
-
-  // The place where a lane stores fragment n of its column c. Neither writing by lanes nor reading by rows has bank
-  // conflicts (even n come first, because a thread reads n and n + 1).
-  INLINE SMEM float* slot(int n, int c) const {
-    return partials + at.subgroup % HALF * SLOT + at.lane + (n % 2 * (C::D / 32) + n / 2) * PITCH + c * 64;
-  }
-  INLINE void store_partials() {
-    const int mine = at.subgroup % HALF * HEADS + 2 * column;
-    if (row == 0) {
-      maxima[mine] = row_max[0];
-      maxima[mine + 1] = row_max[1];
-      sums[mine] = sum[0];
-      sums[mine + 1] = sum[1];
-    }
-#pragma unroll
-    for (int c = 0; c < 2; c++)
-#pragma unroll
-      for (int n = 0; n < C::D / 16; n++) {
-        slot(n, c)[0] = o[n].v[c];
-        slot(n, c)[32] = o[n].v[c + 2];
-      }
-  }
-  // Combines the sums of the subgroups in shared memory: the lower half adds those of the upper half to its own.
-  INLINE void combine_subgroups() {
-#pragma unroll
-    for (int c = 0; c < 2; c++)
-#pragma unroll
-      for (int m = 4; m < 32; m <<= 1) sum[c] += subgroup_xor(sum[c], m);
-    if (at.subgroup >= HALF) store_partials();
-    barrier();
-    if (at.subgroup < HALF) {
-      subgroup_barrier();
+  // Adds the weighted values of 16 elements, and the weights, of the subgroup's part of `count` keys.
+  INLINE void add_values(int count, bool first) {
+    if (!first) {
+      const float factor = factors[row];
 #pragma unroll
       for (int c = 0; c < 2; c++) {
-        const int mine = at.subgroup % HALF * HEADS + 2 * column + c;
-        const float other = maxima[mine], maximum = m_max(row_max[c], other);
-        const float base = maximum == -m_inf_float() ? 0.0f : maximum;  // if neither had keys
-        const float a = m_exp2(row_max[c] - base), b = m_exp2(other - base);
-        row_max[c] = maximum;
-        sum[c] = sum[c] * a + sums[mine] * b;
-#pragma unroll
-        for (int n = 0; n < C::D / 16; n++) {
-          o[n].v[c] = o[n].v[c] * a + slot(n, c)[0] * b;
-          o[n].v[c + 2] = o[n].v[c + 2] * a + slot(n, c)[32] * b;
-        }
+        o[0].v[c] *= factor;
+        o[1].v[c] *= factor;
+        total.v[c] *= factor;
       }
-      subgroup_barrier();
-      store_partials();
+    }
+    FragB<T> ones;
+    const uint one = pack_pair(1.0f, 1.0f, (THREAD T*)nullptr);
+    frag_b_from(ones, one, one, at.lane);
+    SMEM const T* const pairs = weights + row * WEIGHTS_LD + 2 * column;
+#pragma unroll 4
+    for (int n = at.subgroup / SLICES * KEYS; n < count; n += PARTS * KEYS) {
+      FragA<T> w;
+      FragB<T> x, y;
+      frag_load_transposed(x, y, (SMEM const T*)(vs + n * LD + at.subgroup % SLICES * 16), LD, at.lane);
+      frag_a_from(w, *(SMEM const uint*)(pairs + n), 0u, *(SMEM const uint*)(pairs + n + 8), 0u, at.lane);
+      frag_mma(o[0], w, x);
+      frag_mma(o[1], w, y);
+      frag_mma(total, w, ones);
+    }
+  }
+
+  // Adds up the parts, in the subgroups of the first part.
+  INLINE void combine_parts() {
+    const int part = at.subgroup / SLICES;
+    SMEM float* const mine = partials + at.subgroup % SLICES * SLOT + at.lane;
+    if (part > 0) {
+#pragma unroll
+      for (int c = 0; c < 2; c++) {
+        SMEM float* const to = mine + (part - 1) * (SLICES * SLOT) + c * 32;
+        to[0] = o[0].v[c];
+        to[64] = o[1].v[c];
+        to[128] = total.v[c];
+      }
     }
     barrier();
+    if (part > 0) return;
+#pragma unroll
+    for (int p = 0; p < PARTS - 1; p++)
+#pragma unroll
+      for (int c = 0; c < 2; c++) {
+        SMEM const float* const from = mine + p * (SLICES * SLOT) + c * 32;
+        o[0].v[c] += from[0];
+        o[1].v[c] += from[64];
+        total.v[c] += from[128];
+      }
   }
 
-  INLINE void store(int item, Vec<float, 4> x, float total) {
-    const int head = hk * C::HEADS_PER_KV + item / (C::D / 4), e = item % (C::D / 4) * 4;
-#pragma unroll
-    for (int n = 0; n < 4; n++) out[head * C::O_H + (e + n) * C::O_D] = narrow<T>(x.v[n] / total);
-  }
+  INLINE void store(int head, int e, float x) { out[head * C::O_H + e * C::O_D] = narrow<T>(x); }
 
-  // Adds up the workgroup's own sums; a thread computes 4 elements of a row. Returns true if they are the result, or
-  // else stores them as a part.
-  INLINE bool own_part(THREAD Vec<float, 4>& x, THREAD float& total) {
-    const int item = at.tid % ITEMS, r = item / (C::D / 4), e0 = item % (C::D / 4) * 4;
-    SMEM const float* const theirs =
-        partials + (e0 / 64 * 2 + e0 % 8 / 4) * PITCH + r % 2 * 64 + e0 % 64 / 8 * 4 + r / 2;
-    float maximum = maxima[r];
+  // Stores the workgroup's sums as a part, or the results if there is no other part. Returns whether it is a part.
+  INLINE bool store_part() {
+    const bool is_part = C::SPLITS > 1 && active > 1;
+    if (at.subgroup >= SLICES || row >= C::HEADS_PER_KV) return is_part;
+    const int head = hk * C::HEADS_PER_KV + row;
+    const float scale = 1.0f / total.v[0];
+    DEVICE float* const part = parts + head * PART + split * ALL;
 #pragma unroll
-    for (int s = 1; s < HALF; s++) maximum = m_max(maximum, maxima[s * HEADS + r]);
-    if (at.tid < ITEMS) {
+    for (int h = 0; h < 2; h++)
 #pragma unroll
-      for (int s = 0; s < HALF; s++) {
-        const float w = m_exp2(maxima[s * HEADS + r] - maximum);
-        total += w * sums[s * HEADS + r];
-#pragma unroll
-        for (int e = 0; e < 4; e++) x.v[e] += w * theirs[s * SLOT + e / 2 * (C::D / 32 * PITCH) + e % 2 * 32];
+      for (int c = 0; c < 2; c++) {
+        const int e = at.subgroup * 16 + h * 8 + 2 * column + c;
+        if (is_part) part[e] = o[h].v[c];
+        else store(head, e, o[h].v[c] * scale);
       }
-      if (C::SPLITS > 1 && active > 1) {
-        DEVICE float* const part = parts + (hk * C::HEADS_PER_KV + r) * PART + split * ALL;
-        *(DEVICE Vec<float, 4>*)(part + e0) = x;
-        const Vec<float, 4> extent = {{maximum, total, 0.0f, 0.0f}};
-        if (e0 == 0) *(DEVICE Vec<float, 4>*)(part + C::D) = extent;
-      }
+    if (is_part && at.subgroup == 0 && column == 0) {
+      part[C::D] = factors[HEADS + row];
+      part[C::D + 1] = total.v[0];
     }
-    return C::SPLITS == 1 || active == 1;
+    return is_part;
   }
 
   // Computes the results of share `which`, which has `each` items of four results. A subgroup computes an item; its
@@ -306,7 +299,8 @@ template <class C> struct DecodeAttention {
       total = subgroup_sum(total);
 #pragma unroll
       for (int q = 0; q < 4; q++) x.v[q] = subgroup_sum(x.v[q]);
-      if (at.lane == 0) store(i, x, total);
+      if (at.lane == 0)
+        for (int q = 0; q < 4; q++) store(hk * C::HEADS_PER_KV + r, e + q, x.v[q] / total);
     }
   }
 
@@ -339,7 +333,8 @@ INLINE void attention_decode(
     DEVICE const typename C::T* keys, DEVICE const typename C::T* values, DEVICE const int64_t* position,
     DEVICE typename C::T* out, DEVICE typename C::T* key_out, DEVICE typename C::T* value_out, DEVICE float* parts,
     DEVICE int* states, Queries queries, Key key, Value value, SMEM typename C::T* qs, SMEM typename C::T* new_rows,
-    SMEM float* partials, SMEM float* maxima, SMEM float* sums, SMEM int* outcome, Thread at) {
+    SMEM typename C::T* vs, SMEM typename C::T* weights, SMEM float* maxima, SMEM float* factors, SMEM float* partials,
+    SMEM int* outcome, Thread at) {
   DecodeAttention<C> a;
   a.at = at;
   const int64_t here = position[0];
@@ -348,33 +343,34 @@ INLINE void attention_decode(
   a.keys = keys + a.hk * C::K_H;
   a.values = values + a.hk * C::V_H;
   a.out = out; a.parts = parts;
-  a.qs = qs; a.new_rows = new_rows; a.partials = partials; a.maxima = maxima; a.sums = sums;
-  const int step = DecodeAttention<C>::STEP, first = a.begin + at.subgroup * 16;
-  const int known = a.end < a.position_row ? a.end : a.position_row;  // end of the keys of earlier positions
-  a.load_keys(first);
-  a.load_values(first);
+  a.qs = qs; a.new_rows = new_rows; a.vs = vs; a.weights = weights;
+  a.maxima = maxima; a.factors = factors; a.partials = partials;
+  const int tile = DecodeAttention<C>::TILE;
+  a.load_keys(a.begin + at.subgroup * 16);
+  a.copy_values(a.begin);
+  frag_zero(a.o[0]);
+  frag_zero(a.o[1]);
+  frag_zero(a.total);
+  a.row_max[0] = a.row_max[1] = -m_inf_float();
   pdl_wait();
   a.make_rows(queries, key, value, key_out, value_out, here);
   barrier();
-#pragma unroll
-  for (int n = 0; n < C::D / 16; n++) frag_zero(a.o[n]);
-  a.row_max[0] = a.row_max[1] = -m_inf_float();
-  a.sum[0] = a.sum[1] = 0.0f;
-  for (int n = first; n < a.end; n += step) {
-    if (n + 16 > a.position_row) a.insert_new_rows(n);
+  for (int n = a.begin; n < a.end; n += tile) {
+    const int first = n + at.subgroup * 16;
+    if (n > a.begin) a.copy_values(n);
     FragC s[2];
+    if (first + 16 > a.position_row) a.insert_new_key(first);
     a.scores(s);
-    if (n + step < known) a.load_keys(n + step);
-    a.softmax(s, n);
-    a.add_values(s[0]);
-    if (n + step < known) a.load_values(n + step);
+    if (n + tile < a.end) a.load_keys(first + tile);
+    a.store_maxima(s, first);
+    barrier();
+    a.store_weights(s[0]);
+    a.insert_new_value(n);
+    copy_async_wait<0>();
+    barrier();
+    a.add_values(a.tile_end(n) - n, n == a.begin);
+    if (n + tile < a.end) barrier();
   }
-  a.combine_subgroups();
-  Vec<float, 4> x = {};
-  float total = 0.0f;
-  if (a.own_part(x, total)) {
-    if (at.tid < DecodeAttention<C>::ITEMS) a.store(at.tid, x, total);
-  } else {
-    a.add_up_shares(states, outcome);
-  }
+  a.combine_parts();
+  if (a.store_part()) a.add_up_shares(states, outcome);
 }

@@ -17,6 +17,9 @@ SUBGROUPS = 16
 THREADS = SUBGROUPS * SUBGROUP
 PER_UNIT = 1  # resident workgroups
 HEADS = 8  # columns of the matrix unit
+KEYS = 16  # of a subgroup in a tile
+PADDING = 8  # elements after a row in shared memory
+SUMS = 6  # of a lane: four weighted values and two weights
 MIN_KEYS = 256  # of a workgroup; splitting fewer costs more than the grid barrier saves
 STATE = 8  # words of a grid barrier's state, for up to 224 workgroups
 PAD = 4  # elements after the values of a part: maximum, sum, and two that align the next part
@@ -49,10 +52,11 @@ def emit_decode_attention(kernel: DecodeAttention, dialect: Dialect) -> Emission
     for n, (part, count) in enumerate(zip(kernel.producers, rounds, strict=True)):
         operands.append(point_functor(f, part, f"@NAME@_part{n}", first, count))
         first += len(part.inputs)
-    element, pitch, half = ctype(keys.dtype), 4 * SUBGROUP + 1, SUBGROUPS // 2
+    element, tile, slices = ctype(keys.dtype), SUBGROUPS * KEYS, d // 16
     arrays = [f.array(element, "qs", HEADS * d), f.array(element, "new_rows", 2 * d)]
-    arrays += [f.array("float", "partials", half * (d // 16) * pitch)]
-    arrays += [f.array("float", name, half * HEADS) for name in ("maxima", "sums")]
+    arrays += [f.array(element, "vs", tile * (d + PADDING)), f.array(element, "weights", HEADS * (tile + PADDING))]
+    arrays += [f.array("float", "maxima", SUBGROUPS * HEADS), f.array("float", "factors", 2 * HEADS)]
+    arrays.append(f.array("float", "partials", (SUBGROUPS - slices) * SUMS * SUBGROUP))
     arrays.append(f.array("int", "outcome", 1) if splits > 1 else "nullptr")
     f.template("attention_decode", "attention_decode.h", {"T": element}, sizes, *operands, *arrays)
     return f.finish(splits * hk, THREADS)
