@@ -269,11 +269,13 @@ class Pack(Kernel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Unpack(Kernel):
-    """Decodes a weight in a weight format to elements [1, n, k], for products that cannot read its layout."""
+    """Decodes a weight in a weight format to elements [1, n, k], for products that cannot read its layout. ``early``:
+    it may run beside all kernels since the early one before it (see ``lifetimes`` in ``memory_planner.py``)."""
 
     kind = "unpack"
     n: int
     k: int
+    early: bool = False
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

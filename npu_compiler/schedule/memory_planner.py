@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..support.ordering import phases
-from .kernel import Kernel
+from .kernel import Kernel, Unpack
 from .schedule import Schedule
 
 
@@ -18,12 +18,17 @@ def assign_phases(kernels: Sequence[Kernel]) -> list[Kernel]:
 
 
 def lifetimes(kernels: Sequence[Kernel]) -> dict[int, tuple[int, int]]:
-    """Return by buffer id the first and the last phase that access each arena buffer."""
+    """Return by buffer id the first and the last phase that access each arena buffer. An early kernel may write from
+    the phase of the early kernel before it on, whose successors start after all earlier kernels have ended."""
     life: dict[int, tuple[int, int]] = {}
+    early = 0
     for k in kernels:
+        start = k.phase
+        if isinstance(k, Unpack) and k.early:
+            start, early = early, k.phase
         for op in (*k.inputs, *k.outputs):
             if op.buffer.kind == "arena":
-                first, _ = life.get(op.buffer.id, (k.phase, k.phase))
+                first, _ = life.get(op.buffer.id, (start, k.phase))
                 life[op.buffer.id] = (0, kernels[-1].phase) if op.buffer.persistent else (first, k.phase)
     return life
 

@@ -85,6 +85,7 @@ DIALECT = Dialect(
 HOPPER = replace(
     DIALECT,
     device=DEFAULT,
+    overlaps=True,
     wgmma_widths=(64, 128, 256),
     special=(
         special(Gemm, lambda k, _: supports_tma(k), emit_tma_gemm, column_tiles),

@@ -15,6 +15,7 @@ from .dual_conv import dual_conv
 from .fold_row_scale import fold_row_scale
 from .fuse_copies import fuse_copies
 from .fuse_decode_attention import fuse_decode_attention
+from .hoist_unpack import hoist_unpack
 from .legalize import legalize
 from .scatter_sums import scatter_sums
 from .split_attention import split_attention
@@ -72,6 +73,11 @@ def rewrites(config: TargetConfig, dialect: Dialect) -> tuple[ScheduleRewrite, .
             "fold_row_scale",
             "a factor of each row of a product is applied before its epilogue",
             partial(fold_row_scale, dialect=dialect),
+        ),
+        ScheduleRewrite(
+            "hoist_unpack",
+            "weights are decoded while an earlier product runs",
+            partial(hoist_unpack, dialect=dialect),
         ),
         ScheduleRewrite(
             "split_rms_norm",
