@@ -34,6 +34,7 @@ from npu_compiler.targets.cuda import dual_conv as dual_conv_kernel
 from ...conformance.cases import all_cases, compile_cases
 from ...targets.cuda.test_dual_conv import block
 from ...targets.cuda.test_split_rms_norm import layer
+from ...targets.simt.test_hoist_unpack import products
 from .test_horizontal_fusion import gated_mlp, independent
 
 ROOT = Path(__file__).parents[3]
@@ -200,6 +201,7 @@ EXAMPLES = [
     Example("split_sort", "cuda", on_graph(long_row(2500))),
     Example("split_sort", "metal", on_graph(long_row(300))),
     Example("fold_row_scale", "cuda", on_graph(scaled_rows)),
+    Example("hoist_unpack", "cuda", lambda target, options: products(target, **{"until": "memory", **options})),
     Example("split_rms_norm", "cuda", on_graph(layer)),
     Example("split_rms_norm", "cuda", on_graph(lambda: layer(64, 256, 320, gate=True))),
 ]

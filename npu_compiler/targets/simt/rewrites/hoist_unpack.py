@@ -27,8 +27,8 @@ def hoist_unpack(schedule: Schedule, dialect: Dialect) -> None:
     for unpack in sorted(unpacks, key=lambda u: -u.outputs[0].buffer.nbytes):
         consumer = next(n for n, k in enumerate(products) if _reads(k, unpack))
         free = [k for k in products[max(0, consumer - WINDOW) : consumer] if k not in behind]
-        if free:
-            behind[max(free, key=lambda k: k.flops)] = unpack
+        if free:  # the last one of equal products: memory is in use for a shorter time
+            behind[max(reversed(free), key=lambda k: k.flops)] = unpack
     hoisted = set(behind.values())
     schedule.kernels = []
     for k in kernels:
