@@ -9,6 +9,7 @@ from ..simt.lang.dialect import SUBGROUP, Dialect
 from ..simt.lang.emission import Emission
 from ..simt.lang.function import Function, blocks
 from ..simt.lang.program import TileMap
+from .tile_selection import WARPGROUP
 
 SLOTS, KEYS = 4, 128  # tiles of keys or of values in shared memory; keys of each
 
@@ -29,7 +30,9 @@ def emit_wgmma_flash(kernel: Attention, dialect: Dialect) -> Emission:
     f, (q, k, v), out = Function(kernel, dialect, explicit_wait=True), kernel.inputs[:3], kernel.outputs[0]
     (b, h, sq, d), positions = q.shape, mask_and_positions(kernel)[1]
     warpgroups = 2 if blocks(sq, 128) * h * b >= dialect.device.units else 1
-    rows, threads = 64 * warpgroups, 128 * warpgroups + SUBGROUP
+    # two warpgroups take the registers of a third one, which issues the copies
+    rows, threads = 64 * warpgroups, 128 * warpgroups + (SUBGROUP if warpgroups == 1 else WARPGROUP)
+    f.per_unit = 1
     types, sizes = flash_sizes(kernel, rows, KEYS, threads)
     vectors = not any(s % 8 for s in (*out.strides[:3], out.offset))
     arrays = [

@@ -1,7 +1,9 @@
 // Attention of many queries on Hopper: TMA loads keys and values into a ring buffer; each warpgroup multiplies 64 rows.
 //
-// Scores stay in registers. The softmax of one warpgroup overlaps the products of the other. The last warp issues the
-// copies. Constants in addition to those of flash.h: WARPGROUPS that multiply; SLOTS tiles of keys or of values in the
+// Scores stay in registers. The softmax of a tile of keys overlaps the product with the values of the tile before, and
+// the products of the other warpgroup. The warp behind the warpgroups issues the copies.
+// Source: Shah et al., "FlashAttention-3" (2024), https://arxiv.org/abs/2407.08608.
+// Constants in addition to those of flash.h: WARPGROUPS that multiply; SLOTS tiles of keys or of values in the
 // ring; VECTORS: rows of the output begin at multiples of 16 bytes.
 #pragma once
 #include "flash.h"
@@ -43,15 +45,47 @@ template <class C> struct FlashWgmma {
       tma_load(qs + half * C::ROWS * 64, q, queries, half * 64, rows.q0, rows.h, rows.b);
     slot = 0;
     phase = 1;
-    for (int step = 0; step < steps; step++) {
-      load_tile(k, step);
+    for (int step = 0; step < steps; step++) {  // in the order in which they are used
+      if (step == 0) load_tile(k, 0);
+      if (step + 1 < steps) load_tile(k, step + 1);
       load_tile(v, step);
     }
   }
 
-  INLINE void release() {
-    if (rows.at.tid % 128 == 0) mbarrier_arrive(empty + slot);
+  INLINE void release(int used) {
+    if (rows.at.tid % 128 == 0) mbarrier_arrive(empty + used);
+  }
+
+  // Starts the product of queries and the next tile of keys, and returns its slot.
+  INLINE int start_scores(WgmmaC<C::KEYS>& scores) {
+    const int used = slot;
+    wgmma_zero(scores);
+    mbarrier_wait(full + used, phase);
+    wgmma_fence();
+    uint64_t left = wgmma_descriptor<64>(qs + rows.at.subgroup / 4 * (64 * 64));
+    defined_here(left);  // or else registers would hold the descriptors of all products
+    const uint64_t right = wgmma_descriptor<64>(ring + used * SIZE);
+#pragma unroll
+    for (int half = 0; half < HALVES; half++)
+#pragma unroll
+      for (int k = 0; k < 4; k++)
+        wgmma_k16(scores, left + half * (C::ROWS * 8) + 2 * k, right + half * (C::KEYS * 8) + 2 * k, ring);
+    wgmma_commit();
     advance();
+    return used;
+  }
+
+  // Starts the product of weights and the next tile of values, and returns its slot.
+  INLINE int start_values(WgmmaC<C::D>& results, const FragA<T>* weights) {
+    const int used = slot;
+    mbarrier_wait(full + used, phase);
+    wgmma_fence();
+    const uint64_t values = wgmma_transposed_descriptor<C::KEYS>(ring + used * SIZE);
+#pragma unroll
+    for (int n = 0; n < C::KEYS / 16; n++) wgmma_k16(results, weights[n], values + n * (16 * 128 / 16));
+    wgmma_commit();
+    advance();
+    return used;
   }
 
   INLINE void attend(int steps, T* out) {
@@ -61,32 +95,33 @@ template <class C> struct FlashWgmma {
     rows.start();
     slot = phase = 0;
     mbarrier_wait(queries, 0);
-#pragma unroll 1
-    for (int step = 0; step < steps; step++) {
+    if (steps > 0) {
       WgmmaC<C::KEYS> scores;
-      wgmma_zero(scores);
       FragC* const s = (FragC*)scores.v;
-      mbarrier_wait(full + slot, phase);
-      wgmma_fence();
-#pragma unroll
-      for (int half = 0; half < HALVES; half++)
-        wgmma<64>(scores, qs + half * C::ROWS * 64 + rows.at.subgroup / 4 * (64 * 64),
-                  ring + slot * SIZE + half * C::KEYS * 64);
-      wgmma_commit();
+      FragA<T> weights[C::KEYS / 16];
+      float rescaling[2];
+      int keys = start_scores(scores);
       wgmma_finish(scores);
-      release();
-      rows.softmax(s, o, step);
-      FragA<T> w[C::KEYS / 16];
+      release(keys);
+      rows.softmax(s, rescaling, 0);
+#pragma unroll 1
+      for (int step = 1; step < steps; step++) {
 #pragma unroll
-      for (int n = 0; n < C::KEYS / 16; n++) frag_a_from_c(w[n], s[2 * n], s[2 * n + 1]);
-      mbarrier_wait(full + slot, phase);
-      wgmma_fence();
-      const uint64_t values = wgmma_transposed_descriptor<C::KEYS>(ring + slot * SIZE);
+        for (int n = 0; n < C::KEYS / 16; n++) frag_a_from_c(weights[n], s[2 * n], s[2 * n + 1]);
+        keys = start_scores(scores);
+        const int values = start_values(results, weights);
+        wgmma_finish<1>(scores);
+        release(keys);
+        rows.softmax(s, rescaling, step);
+        wgmma_finish(results);
+        release(values);
+        rows.rescale(o, rescaling);
+      }
 #pragma unroll
-      for (int n = 0; n < C::KEYS / 16; n++) wgmma_k16(results, w[n], values + n * (16 * 128 / 16));
-      wgmma_commit();
+      for (int n = 0; n < C::KEYS / 16; n++) frag_a_from_c(weights[n], s[2 * n], s[2 * n + 1]);
+      const int values = start_values(results, weights);
       wgmma_finish(results);
-      release();
+      release(values);
     }
     if (C::VECTORS) store(o, out);
     else rows.store(o, out);
@@ -148,9 +183,11 @@ INLINE void flash_wgmma(
   barrier();
   f.rows.range();
   const int steps = (f.rows.valid + C::KEYS - 1) / C::KEYS;
-  if (at.subgroup == C::WARPGROUPS * 4) {
-    if (at.lane == 0) f.load(q, k, v, steps);
+  if (at.subgroup >= C::WARPGROUPS * 4) {
+    if (C::WARPGROUPS == 2) fewer_registers<40>();
+    if (at.subgroup == C::WARPGROUPS * 4 && at.lane == 0) f.load(q, k, v, steps);
   } else {
+    if (C::WARPGROUPS == 2) more_registers<232>();
     f.attend(steps, out);
   }
 }

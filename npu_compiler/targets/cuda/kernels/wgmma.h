@@ -116,9 +116,10 @@ INLINE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" :::
 template <int N> INLINE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory"); }
 INLINE void defined_here(float& x) { asm volatile("" : "+f"(x)::"memory"); }
 INLINE void defined_here(int& x) { asm volatile("" : "+r"(x)::"memory"); }
-// Waits for all products. The compiler cannot move reads of c before this.
-template <int N, class Sum> INLINE void wgmma_finish(WgmmaC<N, Sum>& c) {
-  wgmma_wait<0>();
+INLINE void defined_here(uint64_t& x) { asm volatile("" : "+l"(x)::"memory"); }
+// Waits for all products but the last LATER. The compiler cannot move reads of c before this.
+template <int LATER = 0, int N, class Sum> INLINE void wgmma_finish(WgmmaC<N, Sum>& c) {
+  wgmma_wait<LATER>();
 #pragma unroll
   for (int i = 0; i < N / 2; i++) defined_here(c.v[i]);
 }

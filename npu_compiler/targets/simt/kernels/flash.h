@@ -115,8 +115,9 @@ template <class C> struct FlashRows {
     return seen ? x : -m_inf_float();
   }
 
-  // Replaces scores by weights; rescales o and row_sum to the new maximum.
-  INLINE void softmax(THREAD FragC* s, THREAD FragC* o, int step) {
+  // Replaces scores by weights, and rescales row_sum to the new maximum. `rescaling`: the factors of the lane's rows of
+  // earlier results.
+  INLINE void softmax(THREAD FragC* s, THREAD float* rescaling, int step) {
     const float now = C::SCALE_LATE ? 1.0f : C::SCALE, later = C::SCALE_LATE ? C::SCALE : 1.0f;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -142,20 +143,21 @@ template <class C> struct FlashRows {
       }
       maximum = frag_row_max(maximum);
       const float base = maximum == -m_inf_float() ? 0.0f : maximum * later;
-      const float rescaling = m_exp2(row_max[r] * later - base);
+      rescaling[r] = m_exp2(row_max[r] * later - base);
       float weight_sum = 0.0f;
 #pragma unroll
       for (int j = 0; j < C::KEYS / 8; j++)
 #pragma unroll
         for (int e = 2 * r; e < 2 * r + 2; e++) weight_sum += s[j].v[e] = m_exp2_fast(s[j].v[e] * later - base);
       row_max[r] = maximum;
-      row_sum[r] = row_sum[r] * rescaling + weight_sum;
-#pragma unroll
-      for (int n = 0; n < C::D / 8; n++) {
-        o[n].v[2 * r] *= rescaling;
-        o[n].v[2 * r + 1] *= rescaling;
-      }
+      row_sum[r] = row_sum[r] * rescaling[r] + weight_sum;
     }
+  }
+  INLINE void rescale(THREAD FragC* o, THREAD const float* rescaling) const {
+#pragma unroll
+    for (int n = 0; n < C::D / 8; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) o[n].v[e] *= rescaling[e / 2];
   }
 
   INLINE void store(THREAD const FragC* o, DEVICE T* out) {
@@ -273,7 +275,9 @@ template <class C> struct Flash {
       copy_async_commit();
       FragC s[C::KEYS / 8];
       scores(s, x, ks + (step & 1) * SIZE);
-      rows.softmax(s, o, step);
+      float rescaling[2];
+      rows.softmax(s, rescaling, step);
+      rows.rescale(o, rescaling);
       add_values(o, s, vs + (step & 1) * SIZE);
     }
     rows.store(o, out);
