@@ -299,6 +299,11 @@ INLINE uint e4m3_of_f32(float x) {  // the instruction saturates
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
   return fabsf(x) <= 464.0f ? (uint)pair & 0xffu : 0x7fu;
 }
+INLINE uint e4m3_pair(float low, float high) {
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+}
 #endif
 INLINE f16 f16_of_bits(uint16_t u) { f16 x; x.bits = u; return x; }
 INLINE float m_nan_float() { return __int_as_float(0x7fc00000); }

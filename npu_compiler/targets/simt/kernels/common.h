@@ -22,6 +22,7 @@ INLINE uint e4m3_of_f32(float x) {
     return sign | (bits_of_f32(f32_of_bits(magnitude) + 16384.0f) - 0x46800000u);
   return sign | ((magnitude - (120u << 23) + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20);
 }
+INLINE uint e4m3_pair(float low, float high) { return e4m3_of_f32(low) | e4m3_of_f32(high) << 8; }
 #endif
 INLINE float to_f32(e4m3 x) { return f32_of_e4m3(x.bits); }
 INLINE e4m3 to_e4m3(float x) {
@@ -48,6 +49,24 @@ template <> struct Storage<e4m3> {
   static INLINE e4m3 of(float x) { return to_e4m3(x); }
 };
 template <class T, class R> INLINE T narrow(R x) { return Storage<T>::of(x); }
+
+// Converts in pairs, whose conversion may saturate; one comparison finds out whether a number should be NaN.
+template <int N> INLINE Vec<e4m3, N> e4m3_vector(THREAD const float* x) {
+  Vec<e4m3, N> y;
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < N; i += 2) {
+    const uint pair = e4m3_pair(x[i], x[i + 1]);
+    y.v[i].bits = (uint8_t)pair;
+    y.v[i + 1].bits = (uint8_t)(pair >> 8);
+    largest = m_max(largest, m_max(m_abs(x[i]), m_abs(x[i + 1])));
+  }
+  if (largest > 464.0f) {
+#pragma unroll
+    for (int i = 0; i < N; i++) y.v[i] = to_e4m3(x[i]);
+  }
+  return y;
+}
 
 INLINE float round_f16(float x) { return to_f32(to_f16(x)); }
 INLINE float round_bf16(float x) { return to_f32(to_bf16(x)); }

@@ -231,6 +231,7 @@ class _Reduction:
         decode(s, nest, order, row)
         points, reduction = Points(s, nest, -1, 1), RowReduction(s, self.function)
         for p in self.row.passes:
+            s.define_row_values(st.value for st in p.steps)
             reduction.begin(p)
             first = "0" if parts == 1 else "(uint)subgroup"
             with s.scope(f"for (uint p = {first}; p < {self.count}u; p += {parts}u) {{"):
@@ -265,15 +266,20 @@ class _Reduction:
         else:
             out.add("const uint r = (uint)workgroup;", "const int me = tid;")
         decode(s, nest, nest.rows, "r")
+        unrolled = iterations // threads_per_row if iterations % threads_per_row == 0 else 0
+        unrolled = unrolled if unrolled <= MAX_UNROLL else 0
         points, reduction = Points(s, nest, folds[-1], width), RowReduction(s, self.function)
+        if unrolled:
+            points.keep([p.steps for p in self.row.passes], unrolled)
         for p in self.row.passes:
+            s.define_row_values(st.value for st in p.steps)
             reduction.begin(p)
             loop = f"for (uint p = (uint)me; p < {iterations}u; p += {threads_per_row}u) {{"
-            if iterations % threads_per_row == 0 and iterations // threads_per_row <= MAX_UNROLL:
+            if unrolled:
                 out.add("#pragma unroll")
-                loop = f"for (uint step = 0; step < {iterations // threads_per_row}u; step++) {{"
+                loop = f"for (uint step = 0; step < {unrolled}u; step++) {{"
             with s.scope(loop):
-                if "step" in loop:
+                if unrolled:
                     out.add(f"const uint p = (uint)me + step * {threads_per_row}u;")
                 decode(s, nest, folds, "p", width)
                 points.run(p.steps, position=nest.position)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
@@ -225,6 +225,21 @@ class Scalars:
             made = self.define(made)
         self._scopes[-1][e] = made
         return made
+
+    def define_row_values(self, values: Iterable[Expr]) -> None:
+        """Define variables for the parts of ``values`` that only depend on reductions of the row, before a loop over its
+        points. C++ compilers do not move all of them, such as divisions, out of the loop."""
+        for e in values:
+            if self._of_row(e):
+                if e.op not in ("stage", "const") and not (made := self.value(e)).text.isidentifier():
+                    self._scopes[-1][e] = self.define(made)
+            elif e.op != "load":
+                self.define_row_values(e.args)
+
+    def _of_row(self, e: Expr) -> bool:
+        """Whether only reductions that are known, and constants, determine ``e``."""
+        leaves = [x for x in expr.walk(e) if not x.args]
+        return all(x.op == "const" or (x.op == "stage" and x in self.bound) for x in leaves)
 
     def define(self, v: Value) -> Value:
         """Define a constant with the value ``v`` and return it."""

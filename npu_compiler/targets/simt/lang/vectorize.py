@@ -14,6 +14,7 @@ from .function import Pointers, Scope
 from .scalar import Scalars, before_storage, combine, kind_of, storage, stored
 
 LINE = 128  # bytes of a memory transaction
+MAX_KEPT = 64  # registers of vectors that stay in them between passes over a row
 GATHERED = 8  # the most elements that a thread gathers for one vector store
 
 
@@ -103,12 +104,39 @@ class Points:
     def __init__(self, s: Scalars, nest: Nest, lane: int, width: int, apart: bool = False):
         self.s, self.nest, self.lane, self.width, self.apart = s, nest, lane, width, apart
         self.inner = max(nest.size, default=0) + 1  # a new dim: the position in the vector
+        self._kept: dict[Expr, str] = {}  # loads whose vectors stay in registers: the array
+        self._loaded: set[Expr] = set()  # those of them that an earlier pass has loaded
         s.ranges = {**s.ranges, self.inner: (0, width - 1)}
 
     @property
     def shift(self) -> dict[int, Expr]:
         """The substitution from the first point to the one at ``inner``."""
         return {self.lane: expr.index(self.lane) + expr.index(self.inner)} if self.width > 1 else {}
+
+    def keep(self, passes: Sequence[Sequence[Step]], steps: int) -> None:
+        """Keep the vectors that several passes over a row load in registers, as far as they fit. ``steps``: iterations
+        of the loop over the row, whose variable is ``step``; it must be unrolled."""
+        if self.width == 1:
+            return
+        read = [{x for st in p for x in expr.walk(st.value) if x.op == "load" and self._can_keep(x)} for p in passes]
+        registers = 0
+        for x in dict.fromkeys(x for p in passes for st in p for x in expr.walk(st.value)):
+            if sum(x in loads for loads in read) < 2:
+                continue
+            each = self.width * dtypes.DTYPES[x.dtype].size * steps // 4
+            if registers + each <= MAX_KEPT:
+                registers += each
+                self._kept[x] = name = self.s.name()
+                self.s.out.add(f"{self._vector_type(x)} {name}[{steps}];")
+
+    def _can_keep(self, x: Expr) -> bool:
+        """Whether load ``x`` is a vector that no branch guards, of an operand that the kernel does not write."""
+        along = affine.affine(x.args[0]).coefficient(self.lane) == 1 and x.value.operand >= 0
+        written = {o.buffer.id for o in self.nest.outputs}
+        return along and not x.value.guarded and self.nest.inputs[x.value.operand].buffer.id not in written
+
+    def _vector_type(self, x: Expr) -> str:
+        return f"Vec<{dtypes.DTYPES[x.dtype].ctype}, {self.width}>"
 
     def run(self, steps: Sequence[Step], position: Expr | None = None, sink: str = "", slot: str = "") -> None:
         """Emit ``steps``: stores, and reductions into the accumulators ``f{number}``.
@@ -138,6 +166,8 @@ class Points:
                 name = s.name()
                 s.out.add(f"Vec<{dtypes.DTYPES[st.target.dtype].ctype}, {width}> {name};")
                 stores.append((name, st))
+                if self._packs(st.target):
+                    s.out.add(f"float {name}f[{width}];")
         s.out.add("#pragma unroll")
         with s.scope(f"for (int i{self.inner} = 0; i{self.inner} < {width}; i{self.inner}++) {{"):
             for st in steps:
@@ -149,10 +179,15 @@ class Points:
                 else:
                     name = next(n for n, other in stores if other is st)
                     value = before_storage(value) if value.dtype == st.target.dtype else value
-                    text = storage(s.text(value, kind_of(st.target.dtype)), st.target.dtype)
-                    s.out.add(f"{name}.v[i{self.inner}] = {text};")
+                    text = s.text(value, kind_of(st.target.dtype))
+                    if self._packs(st.target):
+                        s.out.add(f"{name}f[i{self.inner}] = {text};")
+                    else:
+                        s.out.add(f"{name}.v[i{self.inner}] = {storage(text, st.target.dtype)};")
         for n, (name, st) in enumerate(stores):
             assert st.target is not None
+            if self._packs(st.target):
+                s.out.add(f"{name} = e4m3_vector<{width}>({name}f);")
             if slot:
                 s.out.add(f"made{n}[{slot}] = {name};", f"place{n}[{slot}] = {s.address(st.target)};")
                 continue
@@ -160,11 +195,21 @@ class Points:
             s.out.add(f"*(DEVICE Vec<{ctype}, {width}>*)({s.pointers[~st.output]} + {s.address(st.target)}) = {name};")
         s.bound = bound
 
+    def _packs(self, target: Expr) -> bool:
+        """Whether elements of the target's type are converted in pairs."""
+        return target.dtype == dtypes.FLOAT8 and self.width % 2 == 0
+
     def _vector(self, steps: Sequence[Step], x: Expr) -> str:
         """Return a variable with the neighbours that begin with load ``x``; zeros where it is not read."""
-        s, name = self.s, self.s.name()
-        vector = f"Vec<{dtypes.DTYPES[x.dtype].ctype}, {self.width}>"
+        s, vector = self.s, self._vector_type(x)
         pointer = s.pointers[x.value.operand]
+        if x in self._kept:
+            name = f"{self._kept[x]}[step]"
+            if x not in self._loaded:
+                self._loaded.add(x)
+                s.out.add(f"{name} = *(DEVICE const {vector}*)({pointer} + {s.address(x)});")
+            return name
+        name = s.name()
         if not x.value.guarded:
             s.out.add(f"const {vector} {name} = *(DEVICE const {vector}*)({pointer} + {s.address(x)});")
             return name
