@@ -1,0 +1,55 @@
+"""Kernels that reduce rows and then compute their points: what is computed and loaded once for a row."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from npu_compiler.graph import expr
+from npu_compiler.graph.graph import Graph
+from npu_compiler.pipeline import compile_graph, run_graph
+from npu_compiler.schedule.kernel import Loops
+from npu_compiler.support.dtypes import FLOAT8
+from npu_compiler.targets.cuda.dialect import HOPPER
+from npu_compiler.targets.simt.emit import emit
+from npu_runtime import Executor
+
+from ...support.metal_backend import EmulatedMetal
+
+
+def quantised_rows(rows: int, columns: int, most: float) -> Graph:
+    """Rows as 8-bit floats, whose largest number becomes ``most``, and the largest number of each row."""
+    g = Graph("quantised_rows")
+    x = g.input("x", (rows, columns), "bfloat16").cast("float32")
+    top = g.pointwise(lambda a: expr.call("abs", a), x).amax([1])
+    q = g.pointwise(lambda a, t: (a * (expr.const(most, "float32") / t)).cast(FLOAT8), x, top, promote=False)
+    g.outputs = [("q", q), ("top", top)]
+    return g
+
+
+def test_rows_are_loaded_and_scales_computed_once() -> None:
+    """The scale stands between the loops, and the vectors of the first stay in registers for the second."""
+    schedule = run_graph(quantised_rows(64, 512, 448.0), "cuda:sm_90").schedule
+    assert schedule is not None
+    (kernel,) = schedule.kernels
+    assert isinstance(kernel, Loops)
+    text = emit(kernel, HOPPER).text
+    assert text.count("(a0 +") == 1 and text.count("448.0f") == 1
+    first, second = (at for at in range(len(text)) if text.startswith("for (uint step", at))
+    assert first < text.index("448.0f") < second
+    assert "e4m3_vector<8>" in text[second:]
+
+
+@pytest.mark.parametrize("most", [448.0, 500.0])
+def test_numbers_in_vectors_are_converted_like_single_ones(most: float) -> None:
+    """Those that would round to more than 448 become NaN."""
+    x = np.random.default_rng(0).standard_normal((6, 512)).astype(ml_dtypes.bfloat16)
+    x[1, 5], x[2] = np.nan, 0.5
+    program = compile_graph(quantised_rows(6, 512, most), "metal")
+    found = Executor(program, {}, EmulatedMetal()).run([x])
+    wide = x.astype(np.float32)
+    top = np.abs(wide).max(1, keepdims=True)
+    want = (wide * (np.float32(most) / top)).astype(ml_dtypes.float8_e4m3fn)
+    np.testing.assert_array_equal(found["q"].astype(np.float32), want.astype(np.float32))
+    assert np.isnan(found["q"].astype(np.float32)).any(1).tolist() == [most > 464, True, *[most > 464] * 4]
