@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from npu_compiler.targets.simt.emit import emit
 def _network() -> Any:
     """Products of 70 rows, one after the other. The weights of the last are the largest."""
     sizes = (64, 192, 64, 32, 64, 320)
-    layers = (nn.Linear(k, n, dtype=torch.bfloat16) for k, n in zip(sizes, sizes[1:], strict=False))
+    layers = (nn.Linear(k, n, dtype=torch.bfloat16) for k, n in pairwise(sizes))
     return capture(nn.Sequential(*layers), (torch.zeros(70, 64, dtype=torch.bfloat16),))
 
 
@@ -38,7 +39,7 @@ def test_each_product_hides_one_and_the_largest_choose_first() -> None:
     kernels = _kernels("cuda:sm_90")
     unpacks = [k for k in kernels if isinstance(k, Unpack)]
     assert [(k.n, k.early) for k in unpacks] == [(192, False), (64, True), (320, True), (32, False), (64, True)]
-    for before, k in zip(kernels, kernels[1:], strict=False):
+    for before, k in pairwise(kernels):
         assert isinstance(before, Gemm) or not (isinstance(k, Unpack) and k.early)
     largest = max(unpacks, key=lambda k: k.n * k.k)  # behind the longest of the three products before its own
     assert kernels[kernels.index(largest) - 1].flops == max(k.flops for k in kernels[3:-1])

@@ -146,9 +146,10 @@ class Dialect:
     the folders of the headers that functions include. ``fragment_access``: whether kernels may access elements of
     fragments. ``grid_barrier``: whether workgroups of one kernel can wait for each other. ``arrival_counters``: whether
     the last workgroup of a kernel can read what the others wrote. ``prefetches``: whether there is ``prefetch``.
-    ``overlaps``: whether a kernel may run beside its predecessor. ``has_double``: whether ``double`` is available for running sums. ``fast``: scalar ops with a ``_fast`` function.
-    ``special``: the target's own functions, which are tried before the common ones. ``clustered(head, count)``: the
-    opening of a kernel whose workgroups form clusters of ``count``.
+    ``overlaps``: whether a kernel may run beside its predecessor. ``has_double``: whether ``double`` is available for
+    running sums. ``fast``: scalar ops with a ``_fast`` function. ``special``: the target's own functions, which are
+    tried before the common ones. ``clustered(head, count)``: the opening of a kernel whose workgroups form clusters of
+    ``count``.
     """
 
     name: str

@@ -227,8 +227,8 @@ class Scalars:
         return made
 
     def define_row_values(self, values: Iterable[Expr]) -> None:
-        """Define variables for the parts of ``values`` that only depend on reductions of the row, before a loop over its
-        points. C++ compilers do not move all of them, such as divisions, out of the loop."""
+        """Define variables for the parts of ``values`` that only depend on reductions of the row, before a loop over
+        its points. C++ compilers do not move all of them, such as divisions, out of the loop."""
         for e in values:
             if self._of_row(e):
                 if e.op not in ("stage", "const") and not (made := self.value(e)).text.isidentifier():
