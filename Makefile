@@ -5,7 +5,7 @@ BENCH := .venv-bench
 BIN := $(VENV)/bin
 PIP := -m pip --disable-pip-version-check -qq
 
-.PHONY: demo test test-metal lint pages docs lock wheel clean bench bench-calls bench-cpu bench-llm bench-gguf bench-coverage bench-partitioned
+.PHONY: demo test test-metal lint pages docs lock wheel clean bench bench-calls bench-cpu bench-llm bench-gguf bench-coverage bench-partitioned bench-quantised
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/npusim demo
@@ -50,12 +50,12 @@ lock: $(VENV)/dev.stamp
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/lock.py $(ARGS)
 
 # Each benchmark alone: make bench-calls, bench-cpu, bench-llm, bench-gguf, bench-coverage; a short form of it: ARGS=--quick.
-# What is left to the host costs how much: make bench-partitioned.
+# What is left to the host costs how much: make bench-partitioned. An 8-bit ResNet: make bench-quantised.
 bench: bench-calls bench-cpu bench-llm bench-gguf bench-coverage
 
 .NOTPARALLEL:
 
-bench-calls bench-cpu bench-coverage bench-partitioned: bench-%: $(BENCH)/bench.stamp
+bench-calls bench-cpu bench-coverage bench-partitioned bench-quantised: bench-%: $(BENCH)/bench.stamp
 	$(BENCH)/bin/python benchmarks/$*.py $(ARGS)
 
 bench-llm: $(BENCH)/llm.stamp .venv-export/stamp

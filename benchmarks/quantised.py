@@ -1,6 +1,7 @@
 """An int8 network on the CPU beside ONNX Runtime and OpenVINO, which get the same quantised network.
 
-    python benchmarks/quantised.py --model resnet50 --threads 1 --seconds 10 [--json FILE]
+    make bench-quantised                         writes benchmarks/results/cpu_quantised_<CPU>.json
+    make bench-quantised ARGS="--model resnet18 --threads 1 --rounds 10"      prints only
 
 The network is quantised by ``npusim quantize``'s code with random images, and the peers read it as ONNX. All take turns
 in one process. The verdict compares the results: those of engines that round a value next to the middle of two integers
@@ -10,17 +11,20 @@ to different ones differ by a little.
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_file
+from readme import ROOT, hardware, publish, results_path
+from turns import ratio, summary, take_turns
+
+sys.path.insert(0, str(ROOT))
 
 import npu_compiler
 from npu_runtime import CPUBackend, Executor
@@ -28,8 +32,7 @@ from npusim.builtin import captured
 from npusim.quantization import calibrate
 from npusim.quantization.network import Network
 
-PAUSE = 0.1  # seconds after which the threads of the engine before have stopped spinning
-BURST = 0.2  # seconds
+PEERS = ("onnxruntime", "openvino")
 ALLOWED = 0.05  # largest difference from ONNX Runtime's logits, relative to the largest logit
 
 
@@ -69,49 +72,40 @@ def engines(args: argparse.Namespace) -> tuple[dict[str, Callable[[], Any]], dic
     return calls, results
 
 
-def measure(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, list[float]]:
-    """Return milliseconds of single runs; the engines take turns of BURST seconds."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        for name, call in calls.items():
-            time.sleep(PAUSE)
-            call()  # warms the caches that the engine before has filled
-            start = now = time.perf_counter()
-            while now - start < BURST:
-                begin = now
-                call()
-                now = time.perf_counter()
-                times[name].append(1e3 * (now - begin))
-    return times
-
-
 def main(argv: list[str] | None = None) -> int:
     """Measure and print; the exit status is 1 if the results differ."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=10)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--calls", type=int, default=5, help="in a turn")
+    parser.add_argument("--out", type=Path, help="default for a run without other arguments: in benchmarks/results")
     args = parser.parse_args(argv)
     calls, results = engines(args)
-    times = measure(calls, args.seconds)
+    turns = take_turns(calls, args.rounds, args.calls, args.threads)
     reference = results["onnxruntime"]
-    rows = {}
-    for name, values in times.items():
+    rows = []
+    for name, values in turns.items():
         difference = float(np.abs(results[name] - reference).max() / np.abs(reference).max())
-        rows[name] = {"median_ms": statistics.median(values), "min_ms": min(values), "difference": difference}
-        median = rows[name]["median_ms"]
-        print(f"{name:12} median {median:7.2f} ms, min {min(values):7.2f} ms, differs by {difference:.2%}")
-    faster = min((rows[n] for n in ("onnxruntime", "openvino")), key=lambda r: r["median_ms"])
-    for key in ("median_ms", "min_ms"):
-        print(f"ratio to the faster peer, {key}: {rows['npusim'][key] / faster[key]:.3f}")
-    correct = all(r["difference"] <= ALLOWED for r in rows.values())
-    print("results agree" if correct else "RESULTS DIFFER")
-    if args.json:
-        args.json.write_text(json.dumps({"model": args.model, "threads": args.threads, "rows": rows}) + "\n")
-    return 0 if correct else 1
+        row = {"engine": name, **summary(values), "difference": difference, "agrees": difference <= ALLOWED}
+        rows.append(row)
+        print(f"{name:12} median {row['median_ms']:7.2f} ms, min {row['min_ms']:7.2f} ms, differs by {difference:.2%}")
+    found = {
+        "ratio": ratio(turns["npusim"], [turns[p] for p in PEERS]),
+        "ratio_of_minima": rows[0]["min_ms"] / min(r["min_ms"] for r in rows if r["engine"] in PEERS),
+    }
+    print("ratio to the faster peer {ratio:.2f}, of minima {ratio_of_minima:.2f}".format(**found))
+    agree = all(row["agrees"] for row in rows)
+    print("results agree" if agree else "RESULTS DIFFER")
+    usual = all(value == parser.get_default(name) for name, value in vars(args).items() if name != "out")
+    facts = {
+        "command": "make bench-quantised", "date": date.today().isoformat(), "hardware": hardware(),
+        "model": args.model, "batch": args.batch, "threads": args.threads,
+        "versions": {p: version(p) for p in PEERS}, **found, "rows": rows,
+    }  # fmt: skip
+    publish(facts, args.out or (results_path("cpu_quantised", hardware()) if usual else None))
+    return 0 if agree else 1
 
 
 if __name__ == "__main__":
