@@ -15,7 +15,7 @@ from ..support import dtypes
 from ..support.errors import CompileError
 from ..target_config import TargetConfig
 from ..weights.format import BlockFormat, Layout, WeightFormat, block_format, layout_for
-from ..weights.packing import ELEMENTS, packed_spec
+from ..weights.packing import ELEMENTS, PIECES, packed_spec
 from .buffers import contiguous_strides
 from .destination_passing import Destination, behind, part_of, wanted_order, writable
 from .kernel import Buffer, Kernel, LoopBody, Loops, Operand, Stage, Unpack
@@ -142,7 +142,8 @@ class Operands:
         name = self._unique(main_weight(v))
         self.recipes.append((name, v))
         layout = v.node.attrs["layout"] if v.op == "pack" else ""
-        return self._put(v, self._buffer("weight", v.dtype, v.shape, name, "" if layout in ELEMENTS else layout))
+        format = "" if layout in (*ELEMENTS, *PIECES) else layout
+        return self._put(v, self._buffer("weight", v.dtype, v.shape, name, format))
 
     def _same_bytes(self, v: Value) -> Operand | None:
         """Return the weight whose memory equals that of ``v``: the source of its views, if these keep the order of

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from npu_compiler import compile
+from npu_compiler import CompiledProgram, compile
 from npu_compiler.frontend import capture, state_dict_numpy
 from npu_compiler.graph.graph import Graph
 from npu_compiler.pipeline import compile_graph
@@ -95,8 +95,8 @@ def test_convolutional_network(amx: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"] if FULL else ["float32"])
-def test_pieces_pass_the_gate(amx: str, dtype: str) -> None:
-    """Layers large enough to be split: 3 x 3, 1 x 1, and a product of matrices."""
+def test_pieces_pass_the_gate(amx: str, dtype: str, tmp_path: Path) -> None:
+    """Layers large enough to be split: 3 x 3, 1 x 1, and a product of matrices. The program is saved and loaded."""
     torch.manual_seed(8)
     layers = (
         nn.Conv2d(32, 64, 3, padding=1),
@@ -109,8 +109,10 @@ def test_pieces_pass_the_gate(amx: str, dtype: str) -> None:
     model, args = nn.Sequential(*layers).eval(), (torch.randn(1, 32, 24, 32),)
     low = copy.deepcopy(model).to(getattr(torch, dtype))
     inputs = cast(args, getattr(torch, dtype))
-    results = run(compile_whole(capture(low, inputs), target=amx), state_dict_numpy(low), [inputs])
-    expect(model, [args], dtype).check(results)
+    compile_whole(capture(low, inputs), target=amx).save(tmp_path / "pieces.npubin")
+    program = CompiledProgram.load(tmp_path / "pieces.npubin")
+    assert {b.dtype for b in program.buffers if b.kind == "weight" and len(b.shape) == 3} == {"bfloat16"}
+    expect(model, [args], dtype).check(run(program, state_dict_numpy(low), [inputs]))
 
 
 def test_decoder(amx: str, tmp_path: Path) -> None:
