@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from npu_compiler.aten.ir import IRGraph
+from npu_compiler.support.errors import InputError
 
 RANDOM = "random: the program is as fast as with trained ones, but its classes are meaningless"
 
@@ -85,12 +86,16 @@ def module(name: str) -> Any:
 def captured(name: str, batch: int) -> tuple[Any, IRGraph, Mapping[str, np.ndarray]]:
     """Return (module, graph, weights by name) of a built-in model for images float32[batch, 3, 224, 224].
 
-    Raises as :func:`module`.
+    Raises as :func:`module`, and ``InputError`` if the images do not fit into memory.
     """
     import torch
 
     from npu_compiler.frontend import capture, state_dict_numpy
 
     model = module(name)
-    ir = capture(model, (torch.zeros(batch, 3, 224, 224),), name=BUILTINS[name].program)
+    try:
+        images = torch.zeros(batch, 3, 224, 224)
+    except RuntimeError:
+        raise InputError(f"{batch} images of float32[3, 224, 224] do not fit into memory; choose a smaller batch") from None
+    ir = capture(model, (images,), name=BUILTINS[name].program)
     return model, ir, state_dict_numpy(model)

@@ -12,7 +12,7 @@ import numpy as np
 from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.mixed.program import MixedProgram
 from npu_compiler.support.errors import ArtifactError, InputError
-from npu_compiler.support.files import write_atomic
+from npu_compiler.support.files import write_together
 from npu_compiler.weights.files import BLOCKS, WeightSource, open_weights
 from npu_compiler.weights.format import block_format
 from npu_runtime.model import weights_beside
@@ -22,6 +22,8 @@ def save_program(
     program: CompiledProgram | MixedProgram, weights: Any, path: str | os.PathLike[str]
 ) -> tuple[Path, Path]:
     """Write a program to ``path`` and, beside it, the weights that it reads as safetensors. Returns both paths.
+
+    If one of the files cannot be written, neither changes.
 
     Matrices that ``weights`` holds in the blocks that the program stores are written as these blocks.
 
@@ -46,11 +48,9 @@ def save_program(
     table = {k: (format, source.spec(k)[0][1], source.spec(k)[1]) for k, (format, _) in blocks.items()}
     data = safetensors.numpy.save(tensors, {BLOCKS: json.dumps(table)} if table else None)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(beside, data)
+        write_together({target: program.dumps(), beside: data})
     except OSError as error:
-        raise ArtifactError(f"{beside}: cannot be written: {error.strerror or error}") from None
-    program.save(target)
+        raise ArtifactError(f"{error.filename or target}: cannot be written: {error.strerror or error}") from None
     return target, beside
 
 

@@ -36,6 +36,10 @@ class CompiledProgram(ProgramSpec):
         """Write a ``.npubin``; a file already at ``path`` is replaced whole or not at all. Raises ``ArtifactError``."""
         serialize.save(self, path)
 
+    def dumps(self) -> bytes:
+        """Return the bytes of the file, which :meth:`loads` reads. Raises ``ArtifactError``."""
+        return serialize.dumps(self)
+
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CompiledProgram:
         """Read and validate a ``.npubin``; raises ``ArtifactError`` with the field or file offset that is wrong.
@@ -52,7 +56,7 @@ class CompiledProgram(ProgramSpec):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles hold the bytes of the file: recipes are graphs that are too deep for pickle's recursion."""
-        return type(self).loads, (serialize.dumps(self),)
+        return type(self).loads, (self.dumps(),)
 
     @property
     def states(self) -> list[str]:

@@ -25,8 +25,8 @@ def load_exported(path: str | os.PathLike[str]) -> torch.export.ExportedProgram:
         if not zipfile.is_zipfile(path):
             with open(path, "rb"):
                 raise InputError(f"{path}: not a program that torch.export.save wrote")
-        with _quiet():
-            return torch.export.load(path)
+        with _quiet(), open(path, "rb") as file:  # torch cannot open a path that is not UTF-8
+            return torch.export.load(file)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
     except InputError:

@@ -35,6 +35,8 @@ _CHECKS = ("aten._assert_tensor_metadata.", "aten._assert_async.", "aten.sym_con
 # Regions that set a mode for a subgraph -> position of the subgraph among the arguments; its operands follow.
 _REGIONS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
 _WRITES_NO_DATA = ("aten.detach_.default", "aten.requires_grad_.default")
+# They read memory by strides, which values of the IR do not have: a program keeps them dense, in row-major order.
+_BY_STRIDES = frozenset((torch.ops.aten.as_strided, torch.ops.aten.as_strided_copy, torch.ops.aten.as_strided_scatter))
 
 
 class NeedsFunctionalForm(Exception):
@@ -344,6 +346,8 @@ class _Translator:
 
     def _operation(self, node: torch.fx.Node, op: torch._ops.OpOverload, env: dict[torch.fx.Node, Any]) -> Any:
         where = describe_node(node)
+        if op.overloadpacket in _BY_STRIDES:
+            _check_strides(node, op)
         arguments = read_arguments(node, op, lambda n: self._resolve(env[n]))
         arguments.refuse_training(where)
         values = node_results(node)
@@ -424,3 +428,16 @@ def _needs_unwrapping(target: Any) -> bool:
     """Calls that only torch can turn into operations: of function transforms (vmap), to parts of tensor subclasses."""
     transform = getattr(target, "__module__", "").startswith("torch._functorch")
     return transform or str(target) == "export.access_subclass_inner_tensor.default"
+
+
+def _check_strides(node: torch.fx.Node, op: torch._ops.OpOverload) -> None:
+    """Raise ``CaptureError`` unless the op would find the same elements in a dense copy of its argument."""
+    given = dict(zip((a.name for a in op._schema.arguments), node.args, strict=False)) | node.kwargs
+    source: Any = given["self"]
+    x = source.meta["val"]
+    last = (given.get("storage_offset") or 0) + sum(
+        (n - 1) * step for n, step in zip(given["size"], given["stride"], strict=True)
+    )
+    if not x.is_contiguous() or x.storage_offset() or last >= x.numel() > 0:
+        advice = "call it on a contiguous copy, x.clone(memory_format=torch.contiguous_format)"
+        raise CaptureError(f"{describe_node(node)}: reads memory outside of its argument, or in another order; {advice}")

@@ -78,7 +78,11 @@ class MixedProgram:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a ``.npubin``; a file already at ``path`` is replaced whole or not at all. Raises ``ArtifactError``."""
-        container.write(path, serialize.dumps(self))
+        container.write(path, self.dumps())
+
+    def dumps(self) -> bytes:
+        """Return the bytes of the file, which :meth:`loads` reads. Raises ``ArtifactError``."""
+        return serialize.dumps(self)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], allowed_ops: Collection[str] = ()) -> MixedProgram:
@@ -96,7 +100,7 @@ class MixedProgram:
         return cls(**serialize.parse(container.unpack(data, container.MIXED)[1], allowed_ops))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (serialize.dumps(self), self.plan.ir.allowed_ops)
+        return _unpickled, (self.dumps(), self.plan.ir.allowed_ops)
 
     def describe(self) -> str:
         """Return the model as readable text: partitions, transfers, reasons, and every program."""

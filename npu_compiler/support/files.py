@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,6 +21,24 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
     """Write ``data`` so that ``path`` always holds the old file or all of the new one. Raises ``OSError``."""
     with atomic_file(path) as file:
         file.write(data)
+
+
+def write_together(files: Mapping[Path, bytes]) -> None:
+    """Write files that belong together: all of their data is on the disk before the first file is replaced, so a full
+    disk leaves the old ones. Raises ``OSError`` with the path of the file as its ``filename``."""
+    with contextlib.ExitStack() as stack:
+        for path, data in files.items():
+            try:
+                if path.is_dir():
+                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+                path.parent.mkdir(parents=True, exist_ok=True)
+                file = stack.enter_context(atomic_file(path))
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError as error:
+                error.filename = str(path)
+                raise
 
 
 @contextlib.contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,8 @@ def exported(tmp_path: Path) -> tuple[Path, Any]:
 
 def test_an_exported_program_compiles_and_runs(exported: tuple[Path, Any], tmp_path: Path) -> None:
     path, module = exported
+    if sys.platform == "linux":
+        path = path.rename(tmp_path / os.fsdecode(b"not UTF-8: \xff.pt2"))
     program = tmp_path / "mine.npubin"
     assert cli.main(["compile", str(path), "-o", str(program)]) == 0
     x = torch.randn(2, 8)
@@ -97,6 +101,11 @@ def test_an_exported_program_compiles_and_runs(exported: tuple[Path, Any], tmp_p
     assert cli.main(["run", str(program), *given]) == 0
     (y,) = np.load(tmp_path / "y.npz").values()
     np.testing.assert_allclose(y, module(x).detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_images_that_do_not_fit_into_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["compile", "resnet18", "--batch", str(10**8)]) == 1
+    assert "100000000 images of float32[3, 224, 224] do not fit into memory" in capsys.readouterr().err
 
 
 def test_an_exported_program_is_explained(exported: tuple[Path, Any], capsys: pytest.CaptureFixture[str]) -> None:

@@ -332,6 +332,14 @@ def test_in_place_operations_in_a_saved_program(case: str, tmp_path: Path) -> No
         torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("view", [lambda x: x.transpose(0, 2), lambda x: x[1:], lambda x: x[:1]])
+def test_strides_of_another_layout_are_refused(view: Callable[..., Any]) -> None:
+    """Values of a program are dense: the strides would find other elements."""
+    with pytest.raises(CaptureError, match=r"as_strided.*contiguous copy"):
+        capture(Fn(lambda m, x: view(x * 2).as_strided((12, 2), (1, 1))), X)
+    check(Fn(lambda m, x: view(x * 2).clone(memory_format=torch.contiguous_format).as_strided((3, 2), (1, 2))), X)
+
+
 def test_in_place_inside_no_grad_sees_outer_aliases() -> None:
     def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
         y = x * 2

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from npu_compiler.support.files import write_atomic
+from npu_compiler.support.files import write_atomic, write_together
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
@@ -40,3 +40,27 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     with pytest.raises(OSError, match="No space"):
         write_atomic(tmp_path / "file", b"new")
     assert [(f.name, f.read_bytes()) for f in tmp_path.iterdir()] == [("file", b"old")]
+
+
+def test_of_files_that_belong_together_none_changes_unless_all_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, folder = tmp_path / "first", tmp_path / "new" / "second", tmp_path / "folder"
+    write_together({first: b"1", second: b"2"})
+    assert (first.read_bytes(), second.read_bytes()) == (b"1", b"2")
+    folder.mkdir()
+    with pytest.raises(IsADirectoryError) as error:
+        write_together({first: b"3", folder: b"4"})
+    assert error.value.filename == str(folder)
+    written = iter(range(2))
+
+    def full(descriptor: int) -> None:
+        if next(written):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space") as failure:
+        write_together({first: b"5", second: b"6"})
+    assert failure.value.filename == str(second)
+    assert (first.read_bytes(), second.read_bytes()) == (b"1", b"2")
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["first", "folder", "new"] and not [*folder.iterdir()]
