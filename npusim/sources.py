@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping
 from importlib import import_module
@@ -81,7 +82,8 @@ def _read_exported(path: str) -> tuple[IRGraph, Mapping[str, np.ndarray]]:
     except ImportError:
         raise InputError(f"{path}: reading it needs PyTorch; install npusim[torch]") from None
     program = load_exported(path)
-    return capture(program, name=Path(path).stem), state_dict_numpy(program)
+    name = os.fsencode(Path(path).stem).decode(errors="replace")  # programs hold names in UTF-8
+    return capture(program, name=name), state_dict_numpy(program)
 
 
 def is_language_model(model: str) -> bool:
