@@ -96,6 +96,7 @@ def captured(name: str, batch: int) -> tuple[Any, IRGraph, Mapping[str, np.ndarr
     try:
         images = torch.zeros(batch, 3, 224, 224)
     except RuntimeError:
-        raise InputError(f"{batch} images of float32[3, 224, 224] do not fit into memory; choose a smaller batch") from None
+        many = f"{batch} images of float32[3, 224, 224]"
+        raise InputError(f"{many} do not fit into memory; choose a smaller batch") from None
     ir = capture(model, (images,), name=BUILTINS[name].program)
     return model, ir, state_dict_numpy(model)

@@ -440,4 +440,5 @@ def _check_strides(node: torch.fx.Node, op: torch._ops.OpOverload) -> None:
     )
     if not x.is_contiguous() or x.storage_offset() or last >= x.numel() > 0:
         advice = "call it on a contiguous copy, x.clone(memory_format=torch.contiguous_format)"
-        raise CaptureError(f"{describe_node(node)}: reads memory outside of its argument, or in another order; {advice}")
+        cause = "reads memory outside of its argument, or in another order"
+        raise CaptureError(f"{describe_node(node)}: {cause}; {advice}")
