@@ -432,9 +432,8 @@ def _needs_unwrapping(target: Any) -> bool:
 
 def _check_strides(node: torch.fx.Node, op: torch._ops.OpOverload) -> None:
     """Raise ``CaptureError`` unless the op would find the same elements in a dense copy of its argument."""
-    given = dict(zip((a.name for a in op._schema.arguments), node.args, strict=False)) | node.kwargs
-    source: Any = given["self"]
-    x = source.meta["val"]
+    given: dict[str, Any] = dict(zip((a.name for a in op._schema.arguments), node.args, strict=False)) | node.kwargs
+    x = given["self"].meta["val"]
     last = (given.get("storage_offset") or 0) + sum(
         (n - 1) * step for n, step in zip(given["size"], given["stride"], strict=True)
     )
