@@ -121,10 +121,10 @@ class Case:
         dims |= {"dil_h": 1, "dil_w": 1, "OH": self.out, "OW": self.out, "G": 1}
         fields = ", ".join(f"{k} = {v}" for k, v in dims.items())
         if self.tile:
-            call = f"conv2d_winograd<D{n}, {self.tile}>((const {t}*)j.x, (const float*)w, e, th, j.counters + 16 * i)"
+            call = f"conv2d_winograd<D{n}, {self.tile}>((const {t}*)j.x, (const float*)w, e, th, j.counters + COUNTER_STRIDE * i)"
             scratch = f"winograd_scratch_bytes<D{n}, {self.tile}>()"
         else:
-            call = f"conv2d<D{n}>((const {t}*)j.x, (const {t}*)w, e, th, j.counters + 16 * i)"
+            call = f"conv2d<D{n}>((const {t}*)j.x, (const {t}*)w, e, th, j.counters + COUNTER_STRIDE * i)"
             scratch = f"conv2d_scratch_bytes<D{n}, {t}, {t}>()"
         return f"""
 struct D{n} {{ static constexpr long {fields}; }};
@@ -137,7 +137,7 @@ static void body{n}(void* p, Thread& th) {{
     barrier(th);
   }}
 }}
-EXPORT void run{n}(Job* job) {{ memset(job->counters, 0, 64 * job->reps); pool_run(body{n}, job); }}
+EXPORT void run{n}(Job* job) {{ memset(job->counters, 0, 4 * COUNTER_STRIDE * job->reps); pool_run(body{n}, job); }}
 EXPORT long scratch{n}() {{ return {scratch}; }}
 """
 
@@ -213,7 +213,7 @@ def main() -> None:
         print("no real-time priority: other processes disturb the figures")
     handle.start(args.threads, ctypes.c_long(max(getattr(handle, f"scratch{c.index}")() for c in cases)))
     activations = max(args.batch * max(c.size**2 * c.c, c.out**2 * c.k) for c in cases) * 4 + 4096
-    sizes = (activations, REGION + (64 << 20), activations, 1 << 16, 64 * 401)
+    sizes = (activations, REGION + (64 << 20), activations, 1 << 16, 4 * 64 * 401)
     buffers = [handle.memory(ctypes.c_long(size)) for size in sizes]
 
     total = flops = 0.0

@@ -108,11 +108,16 @@ template <class D, class TX, class TW> struct ConvPlan {
       if (rows * D::OW % TILE_ROWS == 0 || rows * D::OW >= 4 * TILE_ROWS) return rows;
     return D::OH;
   }
+  static constexpr BlockLimits LIMITS = VECTOR_LIMITS.with_blocks(576 << 10);  // the images of late layers in one block
   static constexpr Blocking BLOCKING =
-      choose_blocking(VECTOR_LIMITS, D::N, D::OH, quantum_rows(), STEP_H * WIDTH * PIXEL, !POINTWISE, G * NP,
+      choose_blocking(LIMITS, D::N, D::OH, quantum_rows(), STEP_H * WIDTH * PIXEL, !POINTWISE, G * NP,
                       Stored::panel_bytes(UNITS), D::OW * D::R * D::S * CG * PANEL);
-  static constexpr long BH = BLOCKING.block_rows, BLOCKS = ceil_div(D::OH, BH), PG = BLOCKING.chunk_panels;
-  static constexpr long Q = BH * D::OW, Q_LAST = (D::OH - (BLOCKS - 1) * BH) * D::OW;
+  static constexpr bool RESIDENT = G * NP * Stored::panel_bytes(UNITS) <= LIMITS.resident_bytes;
+  static constexpr Division ROWS = divide(D::OH, quantum_rows(), BLOCKING.block_rows, RESIDENT);
+  static constexpr long BLOCKS = ROWS.blocks, BH = ROWS.largest();
+  static constexpr long PG =
+      choose_chunk(LIMITS, BLOCKS * D::N, G * NP, BH * D::OW * D::R * D::S * CG * PANEL);
+  static constexpr long Q = BH * D::OW, Q_FIRST = ROWS.size(0) * D::OW, Q_LAST = ROWS.size(BLOCKS - 1) * D::OW;
   static constexpr long IN_ROWS = (BH - 1) * SH + (D::R - 1) * D::dil_h + 1;
   static constexpr long COPY_BYTES = COPY ? IN_ROWS * WIDTH * PIXEL + (BYTE_ROWS ? 4 : 0) : 0;
   static_assert(Q * STEP_H * WIDTH * PIXEL < (1l << 31) * D::OW, "a block of input exceeds 2 GB");
@@ -126,10 +131,11 @@ template <class D, class TX, class TW> struct ConvPlan {
       taps[t] = (r * D::dil_h * WIDTH + s * D::dil_w) * PIXEL;
     }
   }
-  static long first_row(long image, long block) { return (image * D::OH + block * BH) * D::OW; }
+  static long positions(long block) { return ROWS.size(block) * D::OW; }
+  static long first_row(long image, long block) { return (image * D::OH + ROWS.begin(block)) * D::OW; }
   static const char* prepare(const TX* x, long image, long block, char* copy) {
     x += image * D::H * D::W * D::C;
-    const long ih = block * BH * D::stride_h - D::pad_t, rows = min_of(BH, D::OH - block * BH);
+    const long ih = ROWS.begin(block) * D::stride_h - D::pad_t, rows = ROWS.size(block);
     if (!COPY) return (const char*)(x + ih * D::W * D::C);
     copy_rows<Kind>(x, copy,
                     RowCopy{D::H, D::W, D::C, G, ih, (rows - 1) * SH + (D::R - 1) * D::dil_h + 1,

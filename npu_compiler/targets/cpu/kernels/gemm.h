@@ -75,8 +75,12 @@ template <class D, class TA, class TW> struct GemmPlan {
       SLICED ? Blocking{ceil_div(D::M, ceil_div(D::M, SLICED_ROWS)), choose_panels(D::B, NP)}
              : choose_blocking(VECTOR_LIMITS, D::B, D::M, TILE_ROWS, UNITS * 4, false, NP, PANEL_BYTES,
                                PRODUCTS * D::K * PANEL);
-  static constexpr long Q = BLOCKING.block_rows, BLOCKS = ceil_div(D::M, Q), Q_LAST = D::M - (BLOCKS - 1) * Q;
-  static constexpr long PG = BLOCKING.chunk_panels;
+  static constexpr bool RESIDENT = NP * PANEL_BYTES <= VECTOR_LIMITS.resident_bytes;
+  static constexpr Division ROWS = divide(D::M, SLICED ? 1 : TILE_ROWS, BLOCKING.block_rows, RESIDENT && !SLICED);
+  static constexpr long BLOCKS = ROWS.blocks, Q = ROWS.largest();
+  static constexpr long Q_FIRST = ROWS.size(0), Q_LAST = ROWS.size(BLOCKS - 1);
+  static constexpr long PG =
+      SLICED ? BLOCKING.chunk_panels : choose_chunk(VECTOR_LIMITS, BLOCKS * D::B, NP, PRODUCTS * D::K * PANEL * Q);
   static constexpr int NTAPS = 1, LEN = (int)UNITS, SEGMENT = Operands<TA, TW>::SEGMENT;
   static constexpr long GROUP_BYTES = 0, W_IMAGE_BYTES = D::shared_w ? 0 : NP * PANEL_BYTES;
   static constexpr long COPY_BYTES = COPY ? Q * ROW_BYTES : 0;
@@ -85,12 +89,12 @@ template <class D, class TA, class TW> struct GemmPlan {
     for (long q = 0; q < Q; q++) off[q] = (int32_t)(q * ROW_BYTES);
     taps[0] = 0;
   }
-  static long first_row(long image, long block) { return image * D::M + block * Q; }
+  static long positions(long block) { return ROWS.size(block); }
+  static long first_row(long image, long block) { return image * D::M + ROWS.begin(block); }
   static const char* prepare(const TA* a, long image, long block, char* copy) {
-    a += image * D::batch_a + block * Q * D::lda;
+    a += image * D::batch_a + ROWS.begin(block) * D::lda;
     if (!COPY) return (const char*)a;
-    const long rows = min_of(Q, D::M - block * Q);
-    for (long q = 0; q < rows; q++) copy_units<Kind>(copy + q * ROW_BYTES, a + q * D::lda, D::K);
+    for (long q = 0; q < positions(block); q++) copy_units<Kind>(copy + q * ROW_BYTES, a + q * D::lda, D::K);
     return copy;
   }
 };

@@ -18,9 +18,9 @@ namespace npu {
 
 // One-dimensional transforms: input() is B^T, in place; output() is A^T. filter() with sign -1 is the left inverse of
 // G; with sign 1 it sums the magnitudes of its terms.
-template <int M> struct WinogradTile;
+template <int M> struct WinogradTransform;
 
-template <> struct WinogradTile<2> {
+template <> struct WinogradTransform<2> {
   NPU_INLINE void input(vf& d0, vf& d1, vf& d2, vf& d3) {
     const vf a = d0 - d2, b = d1 + d2, c = d2 - d1;
     d3 = d1 - d3, d0 = a, d1 = b, d2 = c;
@@ -35,7 +35,7 @@ template <> struct WinogradTile<2> {
   }
 };
 
-template <> struct WinogradTile<4> {  // interpolation points 0, +-A, +-B, infinity
+template <> struct WinogradTransform<4> {  // interpolation points 0, +-A, +-B, infinity
   static constexpr float A = 0.75f, B = 1.5f, AA = A * A, BB = B * B;
   NPU_INLINE void input(vf (&d)[6]) {
     const vf even_a = d[4] - BB * d[2], odd_a = d[3] - BB * d[1];
@@ -60,6 +60,16 @@ template <> struct WinogradTile<4> {  // interpolation points 0, +-A, +-B, infin
   }
 };
 
+// A tile: its image and the position of its first output.
+struct WinogradTile { long n, oh, ow; };
+
+struct WinogradTiles {
+  long H, W, C, OH, OW, pad_t, pad_l, TH, TW, row_bytes, point_bytes;
+  template <int M> NPU_INLINE WinogradTile at(const WinogradTiles& d, long t) {
+    return {t / (d.TH * d.TW), t / d.TW % d.TH * M, t % d.TW * M};
+  }
+};
+
 constexpr long WINOGRAD_PREFETCH_DISTANCE = 16 << 10;  // in bytes of weights
 constexpr int WINOGRAD_SEGMENT = 16;  // see SEGMENT_F32; shorter, because the transforms have rounding errors, too
 
@@ -74,14 +84,14 @@ template <class D, int M> struct WinogradPlan {
   static constexpr long PANEL_BYTES = POINTS * D::C * PANEL * 4;
 
   // Winograd tiles of a block: one register tile, or more if there are few channels. Up to four blocks are rounded to
-  // an even number of equal ones.
-  static constexpr long tiles_of_block() {
+  // an even number.
+  static constexpr long blocks() {
     const long fit = max_of(1, (160 << 10) / (POINTS * ROW_BYTES * TILE_ROWS)) * TILE_ROWS;
     const long blocks = ceil_div(TILES, fit);
-    if (blocks > 4) return fit;
-    return TILES < TILE_ROWS ? TILES : ceil_div(TILES, (blocks + 1) / 2 * 2);
+    return blocks > 4 || TILES < TILE_ROWS ? blocks : (blocks + 1) / 2 * 2;
   }
-  static constexpr long T = tiles_of_block(), BLOCKS = ceil_div(TILES, T), T_LAST = TILES - (BLOCKS - 1) * T;
+  static constexpr Division ROWS = {TILES, 1, blocks()};
+  static constexpr long BLOCKS = ROWS.blocks, T = ROWS.largest(), T_FIRST = ROWS.size(0);
   static constexpr long GROUPS_WANTED = min_of(NP, ceil_div(CHUNKS, BLOCKS));
   static constexpr long PG = ceil_div(NP, GROUPS_WANTED), GROUPS = ceil_div(NP, PG), COUNT = BLOCKS * GROUPS;
 
@@ -90,33 +100,34 @@ template <class D, int M> struct WinogradPlan {
   static constexpr long POINT_BYTES = (ceil_div(T * ROW_BYTES, 64) | 1) * 64;
   static constexpr long TRANSFORMED = POINTS * POINT_BYTES, PRODUCT = POINTS * TILE_ROWS * PANEL * 4;
   static constexpr long ZEROS = align64(D::C * 4) + 64, OFFSETS = align64(T * 4), NEEDS_DIRECT = align64(T);
-  static constexpr long BYTES = TRANSFORMED + PRODUCT + ZEROS + OFFSETS + NEEDS_DIRECT;
+  static constexpr long TILE_TABLE = T * (long)sizeof(WinogradTile);
+  static constexpr long BYTES = TRANSFORMED + PRODUCT + ZEROS + OFFSETS + NEEDS_DIRECT + TILE_TABLE;
 };
 
 template <class D, int M> constexpr long winograd_scratch_bytes() { return WinogradPlan<D, M>::BYTES; }
 
-// Transforms VL channels of one input tile. `pixels` points to its SIDE x SIDE pixels; the results are point_bytes
-// apart. Adds the squares of the inputs to `squares`.
-template <int M, class TX, class L>
-NPU_INLINE void winograd_input(const TX* const* pixels, long c, char* out, long point_bytes, vf& squares, L lanes) {
+// Transforms VL channels of one input tile, whose pixel in row i and column j is at pixel(i, j). The results are
+// point_bytes apart. Adds the squares of the inputs to `squares`.
+template <int M, class Pixel, class L>
+NPU_INLINE void winograd_input(const Pixel& pixel, long c, char* out, long point_bytes, vf& squares, L lanes) {
   constexpr int SIDE = M + 2;
   vf d[SIDE][SIDE];
 #pragma GCC unroll 6
   for (int j = 0; j < SIDE; j++) {
     vf column[SIDE];
 #pragma GCC unroll 6
-    for (int i = 0; i < SIDE; i++) column[i] = ld(pixels[i * SIDE + j] + c, lanes);
+    for (int i = 0; i < SIDE; i++) column[i] = ld(pixel(i, j) + c, lanes);
     vf sum = column[0] * column[0];
 #pragma GCC unroll 6
     for (int i = 1; i < SIDE; i++) sum = fma(column[i], column[i], sum);
     squares += sum;
-    WinogradTile<M>::input(column);
+    WinogradTransform<M>::input(column);
 #pragma GCC unroll 6
     for (int i = 0; i < SIDE; i++) d[i][j] = column[i];
   }
 #pragma GCC unroll 6
   for (int i = 0; i < SIDE; i++) {
-    WinogradTile<M>::input(d[i]);
+    WinogradTransform<M>::input(d[i]);
 #pragma GCC unroll 6
     for (int j = 0; j < SIDE; j++) st((float*)(out + (i * SIDE + j) * point_bytes) + c, d[i][j], lanes);
   }
@@ -139,13 +150,13 @@ template <class TX> NPU_INLINE float largest_of(const TX* x, long n) {
 }
 NPU_INLINE vf square(vf x) { return x * x; }
 
-// Whether a tile of rows x cols outputs must be computed by the direct sum, given the sum of its squares.
+// Whether a tile of rows x cols outputs has values beyond WINOGRAD_RANGE, given the sum of its squares.
 template <int M, class TX>
-NPU_NOINLINE bool winograd_needs_direct(const TX* const* pixels, long channels, long rows, long cols, float squares) {
+NPU_NOINLINE bool winograd_has_outlier(const TX* const* pixels, long channels, long rows, long cols, float squares) {
   constexpr int SIDE = M + 2;
   constexpr float RANGE = WINOGRAD_RANGE<TX>;
-  if (!(squares < __builtin_inff())) return true;  // NaN, infinite, or beyond the root of the largest float
-  if (M == 2 || squares == 0) return false;
+  if (!(squares < __builtin_inff())) return true;  // the squares of all lanes are finite, their sum is not
+  if (squares == 0) return false;
   // Every output depends on one of the four pixels in the middle. Usually some channel is large enough in all four.
   const int top = rows <= 2 ? 1 : 2, bottom = rows <= 3 ? top : 3;
   const int left = cols <= 2 ? 1 : 2, right = cols <= 3 ? left : 3;
@@ -176,17 +187,9 @@ NPU_NOINLINE bool winograd_needs_direct(const TX* const* pixels, long channels, 
   return false;
 }
 
-struct WinogradTiles {
-  long H, W, C, OH, OW, pad_t, pad_l, TH, TW, row_bytes, point_bytes;
-  struct At { long n, oh, ow; };  // image, first output
-  template <int M> NPU_INLINE At at(const WinogradTiles& d, long t) {
-    return {t / (d.TH * d.TW), t / d.TW % d.TH * M, t % d.TW * M};
-  }
-};
-
 // Collects the pixels of a tile; those outside the image point to `zeros`.
 template <int M, class TX>
-NPU_INLINE void winograd_pixels(const TX* x, WinogradTiles::At tile, const TX* zeros, const WinogradTiles& d,
+NPU_INLINE void winograd_pixels(const TX* x, WinogradTile tile, const TX* zeros, const WinogradTiles& d,
                                 const TX** pixels) {
   constexpr int SIDE = M + 2;
   const long ih = tile.oh - d.pad_t, iw = tile.ow - d.pad_l;
@@ -198,24 +201,45 @@ NPU_INLINE void winograd_pixels(const TX* x, WinogradTiles::At tile, const TX* z
     }
 }
 
-// Transforms `count` tiles from number `first` on; every image has TH x TW tiles. Sets needs_direct[t] for the t-th.
+// Transforms `count` tiles from number `first` on; every image has TH x TW tiles. Sets tiles[t] and needs_direct[t] for
+// the t-th.
 template <int M, class TX>
-NPU_NOINLINE void winograd_inputs(const TX* x, long first, long count, char* out, bool* needs_direct, const TX* zeros,
-                                  const WinogradTiles& d) {
+NPU_NOINLINE void winograd_inputs(const TX* x, long first, long count, char* out, WinogradTile* tiles,
+                                  bool* needs_direct, const TX* zeros, const WinogradTiles& d) {
+  constexpr int SIDE = M + 2;
+  WinogradTile tile = WinogradTiles::at<M>(d, first);
   for (long t = 0; t < count; t++, out += d.row_bytes) {
-    const TX* pixels[(M + 2) * (M + 2)];
-    const WinogradTiles::At tile = WinogradTiles::at<M>(d, first + t);
-    winograd_pixels<M>(x, tile, zeros, d, pixels);
+    tiles[t] = tile;
+    const long ih = tile.oh - d.pad_t, iw = tile.ow - d.pad_l, row = d.W * d.C;
     vf squares = {};
-    long c = 0;
-    for (; c + VL <= d.C; c += VL) winograd_input<M>(pixels, c, out, d.point_bytes, squares, Full{});
-    if (c < d.C) winograd_input<M>(pixels, c, out, d.point_bytes, squares, (int)(d.C - c));
-    needs_direct[t] = winograd_needs_direct<M>(pixels, d.C, d.OH - tile.oh, d.OW - tile.ow, hsum(squares));
+    auto transform = [&](auto pixel) __attribute__((always_inline)) {
+      long c = 0;
+      for (; c + VL <= d.C; c += VL) winograd_input<M>(pixel, c, out, d.point_bytes, squares, Full{});
+      if (c < d.C) winograd_input<M>(pixel, c, out, d.point_bytes, squares, (int)(d.C - c));
+    };
+    const TX* pixels[SIDE * SIDE];
+    const bool inside = ih >= 0 && iw >= 0 && ih + SIDE <= d.H && iw + SIDE <= d.W;
+    if (inside) {
+      const TX* corner = x + ((tile.n * d.H + ih) * d.W + iw) * d.C;
+      transform([=](int i, int j) __attribute__((always_inline)) { return corner + i * row + j * d.C; });
+    } else {
+      winograd_pixels<M>(x, tile, zeros, d, pixels);
+      transform([&](int i, int j) __attribute__((always_inline)) { return pixels[i * SIDE + j]; });
+    }
+    // NaN, infinite, or beyond the root of the largest float.
+    needs_direct[t] = any(~(vi32)(squares < __builtin_inff()));
+    if (M > 2 && !needs_direct[t]) {
+      if (inside) winograd_pixels<M>(x, tile, zeros, d, pixels);
+      needs_direct[t] = winograd_has_outlier<M>(pixels, d.C, d.OH - tile.oh, d.OW - tile.ow, hsum(squares));
+    }
+    tile.ow += M;
+    if (tile.ow >= d.OW) tile.ow = 0, tile.oh += M;
+    if (tile.oh >= d.OH) tile.oh = 0, tile.n++;
   }
 }
 
 // A tile, and VL channels of its outputs from `col` on.
-template <class L> struct WinogradOutput : WinogradTiles::At { long col; L lanes; };
+template <class L> struct WinogradOutput : WinogradTile { long col; L lanes; };
 
 // Applies the epilogue to row i of a tile's outputs.
 template <class D, int M, class Epi, class L>
@@ -237,14 +261,14 @@ NPU_INLINE void winograd_output(const float* product, const WinogradOutput<L>& a
     vf column[SIDE], y[M];
 #pragma GCC unroll 6
     for (int i = 0; i < SIDE; i++) column[i] = load_bytes<vf>(product + (i * SIDE + j) * TILE_ROWS * PANEL);
-    WinogradTile<M>::output(column, y);
+    WinogradTransform<M>::output(column, y);
 #pragma GCC unroll 4
     for (int i = 0; i < M; i++) half[i][j] = y[i];
   }
 #pragma GCC unroll 4
   for (int i = 0; i < M; i++) {
     vf y[M];
-    WinogradTile<M>::output(half[i], y);
+    WinogradTransform<M>::output(half[i], y);
     winograd_row<D, M>(y, i, at, epi);
   }
 }
@@ -259,14 +283,14 @@ template <int M> NPU_INLINE void winograd_filter(const float* u, long point_floa
     vf column[SIDE], sizes[SIDE], v[3], s[3];
     for (int i = 0; i < SIDE; i++) column[i] = load_bytes<vf>(u + (i * SIDE + j) * point_floats);
     for (int i = 0; i < SIDE; i++) sizes[i] = (vf)magnitude(column[i]);
-    WinogradTile<M>::filter(column, v, -1);
-    WinogradTile<M>::filter(sizes, s, 1);
+    WinogradTransform<M>::filter(column, v, -1);
+    WinogradTransform<M>::filter(sizes, s, 1);
     for (int i = 0; i < 3; i++) value[i][j] = v[i], size[i][j] = s[i];
   }
   for (int i = 0; i < 3; i++) {
     vf s[3];
-    WinogradTile<M>::filter(value[i], g[i], -1);
-    WinogradTile<M>::filter(size[i], s, 1);
+    WinogradTransform<M>::filter(value[i], g[i], -1);
+    WinogradTransform<M>::filter(size[i], s, 1);
     for (int j = 0; j < 3; j++) {
       const vi32 is_error = (vf)magnitude(g[i][j]) <= ROUNDING * (vf)magnitude(s[j]);
       g[i][j] = select(is_error, vf{}, g[i][j]);
@@ -307,25 +331,23 @@ NPU_NOINLINE void conv2d_winograd(const TX* x, const float* u, Epi& epi, Thread&
   TX* zeros = (TX*)((char*)product + Plan::PRODUCT);
   int32_t* off = (int32_t*)((char*)zeros + Plan::ZEROS);
   bool* needs_direct = (bool*)off + Plan::OFFSETS;
+  WinogradTile* at = (WinogradTile*)(needs_direct + Plan::NEEDS_DIRECT);
   constexpr WinogradTiles IN = {D::H,     D::W,     D::C,     D::OH,    D::OW,           D::pad_t,
                                 D::pad_l, Plan::TH, Plan::TW, Plan::ROW_BYTES, Plan::POINT_BYTES};
   static const long no_tap = 0;
-  long i = next_chunk(th, counter), prepared = -1;
+  long part = 0, prepared = -1, i = own_chunk(th, counter, Plan::COUNT, part);
   if (i >= Plan::COUNT) return;
   memset(zeros, 0, Plan::ZEROS);
   for (long t = 0; t < Plan::T; t++) off[t] = (int32_t)(t * Plan::ROW_BYTES);
-  const Tiling full = tiling<F32, Plan::T, true>(), last = tiling<F32, Plan::T_LAST, true>();
-  for (; i < Plan::COUNT; i = next_chunk(th, counter)) {
-    // Blocks vary fastest, so that two threads on two blocks transform each input once.
-    const long block = i % Plan::BLOCKS, begin = i / Plan::BLOCKS * Plan::PG, end = min_of(begin + Plan::PG, Plan::NP);
-    const bool is_last = block == Plan::BLOCKS - 1;
+  const Tiling full = tiling<F32, Plan::T, true>(), less = tiling<F32, Plan::T_FIRST, true>();
+  for (; i < Plan::COUNT; i = own_chunk(th, counter, Plan::COUNT, part)) {
+    const long block = i / Plan::GROUPS, begin = i % Plan::GROUPS * Plan::PG, end = min_of(begin + Plan::PG, Plan::NP);
+    const long count = Plan::ROWS.size(block);
     constexpr long POINT_BYTES = Plan::POINT_BYTES;
-    if (prepared != block) {
-      const long count = is_last ? Plan::T_LAST : Plan::T;
-      winograd_inputs<M>(x, block * Plan::T, count, transformed, needs_direct, (const TX*)zeros, IN);
-      prepared = block;
-    }
-    const Tiling& tiles = is_last ? last : full;
+    if (prepared != block)
+      winograd_inputs<M>(x, Plan::ROWS.begin(block), count, transformed, at, needs_direct, (const TX*)zeros, IN);
+    prepared = block;
+    const Tiling& tiles = count == Plan::T ? full : less;
     for (long pn = begin; pn < end; pn++) {
       const long col = pn * PANEL;
       const int parts = (int)min_of(PANEL / TILE_COLS, ceil_div(D::K - col, TILE_COLS));
@@ -342,12 +364,11 @@ NPU_NOINLINE void conv2d_winograd(const TX* x, const float* u, Epi& epi, Thread&
           }
         }
         for (int r = 0; r < rows; r++) {
-          const long tile = block * Plan::T + first + r;
-          const WinogradTiles::At at = WinogradTiles::at<M>(IN, tile);
+          const WinogradTile tile = at[first + r];
           const TX* pixels[Plan::POINTS];
-          if (needs_direct[first + r]) winograd_pixels<M>(x, at, (const TX*)zeros, IN, pixels);
+          if (needs_direct[first + r]) winograd_pixels<M>(x, tile, (const TX*)zeros, IN, pixels);
           auto compute = [&](int v, auto lanes) __attribute__((always_inline)) {
-            const WinogradOutput<decltype(lanes)> out = {at, col + v, lanes};
+            const WinogradOutput<decltype(lanes)> out = {tile, col + v, lanes};
             if (!needs_direct[first + r]) return winograd_output<D, M>(product + r * PANEL + v, out, epi);
             winograd_direct<D, M>(pixels, (const float*)((const char*)u + pn * Plan::PANEL_BYTES) + v, out, epi);
           };
