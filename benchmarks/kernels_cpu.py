@@ -121,10 +121,10 @@ class Case:
         dims |= {"dil_h": 1, "dil_w": 1, "OH": self.out, "OW": self.out, "G": 1}
         fields = ", ".join(f"{k} = {v}" for k, v in dims.items())
         if self.tile:
-            call = f"conv2d_winograd<D{n}, {self.tile}>((const {t}*)j.x, (const float*)w, e, th, j.counters + COUNTER_STRIDE * i)"
+            call = f"conv2d_winograd<D{n}, {self.tile}>((const {t}*)j.x, (const float*)w, e, th, counters)"
             scratch = f"winograd_scratch_bytes<D{n}, {self.tile}>()"
         else:
-            call = f"conv2d<D{n}>((const {t}*)j.x, (const {t}*)w, e, th, j.counters + COUNTER_STRIDE * i)"
+            call = f"conv2d<D{n}>((const {t}*)j.x, (const {t}*)w, e, th, counters)"
             scratch = f"conv2d_scratch_bytes<D{n}, {t}, {t}>()"
         return f"""
 struct D{n} {{ static constexpr long {fields}; }};
@@ -133,6 +133,7 @@ static void body{n}(void* p, Thread& th) {{
   BiasRelu<{t}> e{{({t}*)j.y, j.bias, {self.k}}};
   for (long i = 0; i < j.reps; i++) {{
     const char* w = j.w + (j.region > j.stride ? i * j.stride % (j.region - j.stride) / 4096 * 4096 : 0);
+    int* counters = j.counters + COUNTER_STRIDE * i;
     {call};
     barrier(th);
   }}
