@@ -38,7 +38,8 @@ NPU_NOINLINE void depthwise(const TX* x, const TW* w, Epi& epi, Thread& th, int*
   constexpr long ROWS = D::N * D::OH;
   constexpr long BY_WORK = ceil_div(CHUNK_MACS / 8, D::OW * D::R * D::S * D::C), BY_COUNT = ceil_div(ROWS, CHUNKS);
   constexpr long CHUNK_ROWS = max_of(1, min_of(BY_WORK, BY_COUNT));
-  for (long i; (i = next_chunk(th, counter)) * CHUNK_ROWS < ROWS;) {
+  constexpr long COUNT = ceil_div(ROWS, CHUNK_ROWS);
+  for (long i, part = 0; (i = own_chunk(th, counter, COUNT, part)) < COUNT;) {
     const long end = min_of(ROWS, (i + 1) * CHUNK_ROWS);
     for (long line = i * CHUNK_ROWS; line < end; line++) {
       const long ih = line % D::OH * D::stride_h - D::pad_t;

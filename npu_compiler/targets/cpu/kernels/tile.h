@@ -351,7 +351,7 @@ NPU_INLINE void sliced(const TX* x, const TW* weights, Epi& epi, Thread& th, int
   char* unpacked = th.scratch + copy_end<Plan>() + align64(sliced_sums_bytes<Plan>());
   Plan::tables(off, taps);
   const Tilings<Kind, Plan> tilings;
-  for (long i, prepared = -1; (i = next_chunk(th, counter)) < Chunk<Plan>::COUNT;) {
+  for (long i, part = 0, prepared = -1; (i = own_chunk(th, counter, Chunk<Plan>::COUNT, part)) < Chunk<Plan>::COUNT;) {
     const Chunk<Plan> c = Chunk<Plan>::of(i);
     const char* block = copy;
     if (!Plan::COPY || prepared != c.image * Plan::BLOCKS + c.block) block = Plan::prepare(x, c.image, c.block, copy);
