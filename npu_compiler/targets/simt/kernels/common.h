@@ -69,7 +69,9 @@ template <int N> INLINE Vec<e4m3, N> e4m3_vector(THREAD const float* x) {
 }
 
 INLINE float round_f16(float x) { return to_f32(to_f16(x)); }
+#ifndef HAS_ROUND_BF16
 INLINE float round_bf16(float x) { return to_f32(to_bf16(x)); }
+#endif
 INLINE float round_e4m3(float x) { return to_f32(to_e4m3(x)); }
 
 INLINE uint4 zero16() {
