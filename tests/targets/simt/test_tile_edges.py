@@ -13,7 +13,7 @@ from torch import nn
 
 from npu_compiler import target_config
 from npu_compiler.frontend import capture, state_dict_numpy
-from npu_compiler.targets.simt.kernels import depthwise, loops
+from npu_compiler.targets.simt.kernels import depthwise, loops, transposed
 
 from ...models.gate import Args, cast, compile_and_run, compile_whole, expect, run
 from ...support.metal_backend import EmulatedMetal
@@ -143,3 +143,32 @@ def test_threads_that_take_vectors(dtype: str, monkeypatch: pytest.MonkeyPatch) 
             expect(model, [inputs], dtype).check(compile_and_run(model, [inputs], dtype, EmulatedMetal("shuffled", 5)))
         except Exception as error:
             raise AssertionError(f"{name} {dtype}: {error}") from error
+
+
+TRANSPOSED: dict[str, Callable[[], tuple[nn.Module, Args]]] = {
+    "one": lambda: (Call(lambda x: x.transpose(1, 2) * 2), (torch.randn(3, 70, 33),)),
+    "two and a row": lambda: (
+        Call(lambda x, y, z: x.mT + y.mT * z), (torch.randn(65, 40), torch.randn(65, 40), torch.randn(40, 65)),
+    ),
+    "bool": lambda: (Call(lambda x: torch.where((x > 0).mT, 1.0, x.mT)), (torch.randn(70, 66),)),
+    "images": lambda: (nn.Conv2d(16, 24, 3, padding=1), (torch.randn(2, 16, 9, 7),)),
+    "depthwise": lambda: (nn.Conv2d(20, 20, 3, groups=20), (torch.randn(2, 20, 9, 7),)),
+}  # fmt: skip
+
+
+@dtypes
+def test_squares_of_transposed_points(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where points are many."""
+    monkeypatch.setattr(transposed, "MIN_POINTS", 1)
+    monkeypatch.setattr(transposed, "MIN_RESULTS", 1)
+    for name, make in TRANSPOSED.items():
+        torch.manual_seed(1)
+        model, inputs = make()
+        low = getattr(torch, dtype)
+        wanted, model, args = expect(model, [inputs], dtype), model.eval().to(low), cast(inputs, low)
+        program = compile_whole(capture(model, args), target="metal")
+        source = "".join(program.sources.values())
+        assert "square0" in source, name
+        assert ("_transposed_" in source) == (name in ("images", "depthwise")), name
+        for order in ("ascending", "shuffled"):
+            wanted.check(run(program, state_dict_numpy(model), [args], EmulatedMetal(order, seed=11)))

@@ -152,6 +152,13 @@ def quantised_image() -> Graph:
     return g
 
 
+def columns_of_results() -> Graph:
+    g = Graph("columns")
+    x, w = g.input("x", (2, 64, 64, 4), "float32"), g.weight("w", (32, 1, 1, 4), "float32")
+    g.outputs = [("y", g.conv2d(x, w, (1, 1), (0, 0, 0, 0), (1, 1), 1).cast("float16").permute(0, 3, 1, 2))]
+    return g
+
+
 @dataclass(frozen=True)
 class Example:
     """A program that rewrite ``name`` of a target changes; ``chip``: the target, and a device unless any will do."""
@@ -182,6 +189,8 @@ EXAMPLES = [
     Example("fuse_decode_attention", "cuda", "bfloat16"),
     Example("fuse_decode_attention", "metal", "float32"),
     Example("fuse_copies", "cuda", on_graph(quantised_image)),
+    Example("transpose_results", "cuda", on_graph(columns_of_results)),
+    Example("transpose_results", "metal", on_graph(columns_of_results)),
     Example("dual_conv", "cuda", on_graph(block)),
     Example("dual_conv", "cuda", on_graph(lambda: block(taps=3, stride=2, inner=128))),
     Example("legalize", "cuda", on_graph(lambda: gated_mlp(1, hidden=18))),

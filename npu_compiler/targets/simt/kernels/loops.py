@@ -14,6 +14,7 @@ from ..lang.scalar import Scalars, Value, accumulator, kind_of
 from ..lang.vectorize import Points, decode, memory_order, point_order, scalars_for, store_width, vector_width
 from .reductions import RowReduction
 from .scatter import THREADS, accumulate, emit_updates, is_elementwise, stores_rows, update_threads
+from .transposed import emit_transposed, transposition
 
 # A thread gathers POINTS_PER_THREAD vectors if there are at least MIN_UNROLLED_VECTORS.
 POINTS_PER_THREAD, MIN_UNROLLED_VECTORS = 4, 1 << 21
@@ -41,6 +42,8 @@ def emit_loops(kernel: Loops, dialect: Dialect) -> Emission:
 
 # -- pointwise ------------------------------------------------------------------------------------------------------
 def _pointwise(nest: Nest, function: Function) -> Emission:
+    if (found := transposition(nest, function.dialect)) is not None:
+        return emit_transposed(nest, function, found)
     workgroups = _points_of(nest, function, function.kernel, scalars_for(nest, function, nest.steps), "workgroup")
     return function.finish(workgroups, THREADS)
 

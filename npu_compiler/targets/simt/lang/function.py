@@ -109,8 +109,7 @@ class Function:
 
     def array(self, ctype: str, name: str, count: int) -> str:
         """Declare an array of ``count`` elements in shared memory and return its name."""
-        sizes = {"bool": 1, "e4m3": 1, "double": 8, "int64_t": 8} | dict.fromkeys(("float", "int"), 4)
-        sizes |= dict.fromkeys(("f16", "bf16", "u8s8", "e4m3x2"), 2)
+        sizes = {t.ctype: t.size for t in dtypes.DTYPES.values()} | {"bool": 1, "int": 4, "u8s8": 2, "e4m3x2": 2}
         self.arrays.append(Array(ctype, name, count, sizes[ctype]))
         return name
 

@@ -24,6 +24,7 @@ from .split_reduction import split_reduction
 from .split_rms_norm import split_rms_norm
 from .split_scan import split_scan
 from .split_sort import split_sort
+from .transpose_results import transpose_results
 
 
 def rewrites(config: TargetConfig, dialect: Dialect) -> tuple[ScheduleRewrite, ...]:
@@ -38,6 +39,11 @@ def rewrites(config: TargetConfig, dialect: Dialect) -> tuple[ScheduleRewrite, .
             partial(fuse_decode_attention, dialect=dialect),
         ),
         ScheduleRewrite("fuse_copies", "copies compute their source instead of reading it", fuse_copies),
+        ScheduleRewrite(
+            "transpose_results",
+            "results of products and convolutions that are not rows in memory are stored as rows and then transposed",
+            transpose_results,
+        ),
         ScheduleRewrite(
             "dual_conv",
             "a convolution whose result is only the residual of another one is computed in its kernel",
