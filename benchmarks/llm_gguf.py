@@ -2,6 +2,7 @@
 
     make bench-gguf                              writes benchmarks/results/cpu_gguf_<CPU>.json
     make bench-gguf ARGS="--models smollm2"      measures one model again; the results of the others stay
+    make bench-gguf ARGS="--merge PART.json"     adds the models of a run on another machine to that machine's file
     make bench-gguf ARGS=--quick                 SmolLM2-135M and few rounds: prints the table, writes nothing
 
 A model is ARCHITECTURE:MIX, an exact architecture with random weights in the types that ``llama-quantize`` would choose
@@ -174,7 +175,14 @@ def main() -> None:
     parser.add_argument("--no-verdict", dest="verdict", action="store_false", help="do not compare logits")
     parser.add_argument("--work", type=Path, default=ROOT / ".bench", help="where the models are kept (up to 4 GB)")
     parser.add_argument("--out", type=Path, help="default for a whole run: in benchmarks/results")
+    parser.add_argument("--merge", type=Path, nargs="+", default=[], help="results that --out wrote on other machines")
     args = parser.parse_args()
+    for path in args.merge:
+        part = json.loads(path.read_text())
+        stored = results_path("cpu_gguf", part["hardware"])
+        publish(merged(begun(part, stored), part, "models", lambda m: m["model"]), stored)
+    if args.merge:
+        return
     if args.quick:
         args.models, args.rounds, args.far = [REAL], 3, 0
     shown = without_files(sys.argv[1:], ("--out", "--work"))
