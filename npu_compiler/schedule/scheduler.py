@@ -302,11 +302,12 @@ class Scheduler(Operands):
     def _gemm(
         self, group: Group, made: dict[str, Buffer], left: Operand, right: Operand, flops: int, batch: int, shared: bool
     ) -> None:
-        """Add the kernel. If all matrices of the batch multiply one right operand, their rows become one matrix where
+        """Add the kernel. If all matrices of the batch multiply one right operand, their rows become one matrix if
         the strides allow it."""
         a, b = group.anchor.inputs
         m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
-        if shared and (rows := _collapse(left, (1, batch * m, k))) is not None:
+        rows = _collapse(left, (1, batch * m, k)) if shared else None
+        if rows is not None and (rows[1] or batch * m == 1):  # a row that is repeated stays a matrix of each batch
             left, m, batch = Operand(left.buffer, (1, batch * m, k), rows, left.offset), batch * m, 1
         strides = _collapse(left, (batch, m, k))
         assert strides is not None

@@ -234,6 +234,7 @@ def test_rows_that_repeat_are_no_strides_of_a_product() -> None:
     def build(g: Graph) -> None:
         a, w = g.input("a", (1, 6), "float32"), g.weight("w", (6, 5), "float32")
         g.outputs = [("y", a.expand(4, 6).matmul(w)), ("z", a.reshape(6, 1).expand(6, 3).permute(1, 0).matmul(w))]
+        g.outputs.append(("batches of a row", a.reshape(1, 1, 6).expand(4, 1, 6).matmul(w)))
 
     scheduled(build)
 
