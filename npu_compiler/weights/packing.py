@@ -68,22 +68,25 @@ def _split(w: np.ndarray, panel: int, pieces: int) -> np.ndarray:
     a line of 32 numbers, of which the first is 1 if an element is an infinity or NaN, else 0. Elements of float16 are
     rounded to their first piece, those of float32 are cut off, because the largest would become infinite.
     """
-    rest = _padded(w, panel, _GROUP).astype(np.float32)
-    g, panels, _, t, c = rest.shape
+    whole = _padded(w, panel, _GROUP)
+    g, panels, _, t, c = whole.shape
+    whole = whole.reshape(g, panels, panel, t, c // _GROUP, 2, _GROUP // 2).transpose(0, 1, 3, 4, 6, 2, 5)
+    rest = np.ascontiguousarray(whole, np.float32)  # [g, panels, t, groups, 16, panel, 2]
     out = np.zeros((g, panels, t * c * pieces * panel + _LINE), np.uint16)
-    body = out[..., :-_LINE].reshape(g, panels, t, c // _GROUP, pieces, _GROUP // 2, panel, 2)
+    body = out[..., :-_LINE].reshape(*rest.shape[:4], pieces, *rest.shape[4:])
     special = ~np.isfinite(rest)
-    out[..., -_LINE] = np.where(special.any((2, 3, 4)), 0x3F80, 0)
+    out[..., -_LINE] = np.where(special.any((2, 3, 4, 5, 6)), 0x3F80, 0)
     for p in range(pieces):
         bits = rest.view(np.uint32)
         if w.dtype == np.float16:
-            bits = np.where(special, bits, bits + 0x7FFF)
-        piece = (bits >> 16).astype(np.uint16)
+            bits = bits + np.where(special, np.uint32(0), np.uint32(0x7FFF))
         if p == 0:
-            piece[np.isnan(rest)] = 0x7FC0
-        body[..., p, :, :, :] = piece.reshape(g, panels, panel, t, -1, 2, _GROUP // 2).transpose(0, 1, 3, 4, 6, 2, 5)
+            bits = np.where(np.isnan(rest), np.uint32(0x7FC00000), bits)
+        kept = bits & np.uint32(0xFFFF0000)
+        body[:, :, :, :, p] = kept >> 16
         with np.errstate(invalid="ignore"):
-            rest = np.where(special, np.float32(0), rest - (piece.astype(np.uint32) << 16).view(np.float32))
+            rest -= kept.view(np.float32)
+        rest[special] = 0
         special[...] = False
     return out.view(ml_dtypes.bfloat16)
 
