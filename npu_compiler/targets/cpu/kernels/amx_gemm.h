@@ -27,6 +27,9 @@ template <class D, class TW> struct AmxPanelPlan {
   static constexpr long FITTING = max_of(2, SLICE_BYTES / (TILES * STEP_X) / 2 * 2);  // steps; formats need pairs
   static constexpr long SLICES = Q * ROW_BYTES <= ROWS_BYTES ? 1 : ceil_div(STEPS.count, FITTING);
   static constexpr long SLICE = SLICES == 1 ? STEPS.count : ceil_div(ceil_div(STEPS.count, SLICES), 2) * 2;
+  // Of a slice, L1 keeps NEAR_STEPS steps of a panel while BLOCK_PAIRS pairs of tiles are multiplied by them.
+  static constexpr bool NEAR = SLICES > 1 && Stored::PLAIN;
+  static constexpr long BLOCK_PAIRS = NEAR ? 8 : 1, NEAR_STEPS = NEAR ? 16 : SLICE;
   // The most panels of a chunk: one whose rows are in slices has as many as possible, because it reads all of them.
   static constexpr long PG = SLICES > 1 ? max_of(1, min_of(NP, SUMS_BYTES / (TILES * AMX_ROWS * PANEL * 4 * PRODUCTS)))
                                         : ceil_div(NP * BLOCKS * IMAGES, 2 * AMX_LIMITS.chunks);
@@ -101,6 +104,8 @@ NPU_INLINE void amx_panels(const bf16* x, const TW* weights, Epi& epi, Thread& t
   constexpr long PRODUCTS = Plan::PRODUCTS, STEP = Plan::STEPS.units, STEP_BYTES = STEP * BF16P::W_BYTES;
   constexpr long TILE_SUMS = AMX_ROWS * PANEL, FETCHED = STEP * Stored::UNIT_BYTES;  // bytes of a step
   constexpr bool SLICED = Plan::SLICES > 1;
+  constexpr long X_STEP = Plan::COPY ? Plan::STEP_X : STEP * 4;
+  constexpr AmxStream STREAM = Plan::NEAR ? STREAM_X : S::STREAM;
   AmxItems<Plan> items(th, counter);
   AmxItem now = items.claim();
   if (!items.valid(now)) return;
@@ -164,28 +169,32 @@ NPU_INLINE void amx_panels(const bf16* x, const TW* weights, Epi& epi, Thread& t
     const long lines = ceil_div(FETCHED, pairs * 64), share = max_of(2, ceil_div(2 * AMX_ROWS, steps * PRODUCTS));
     const bool done = now.slice + 1 == Plan::SLICES;
     float* panel_sums = sums + (SLICED ? (now.panel - now.begin) * PRODUCTS * S::PANEL_SUMS : 0);
-    for (long t = 0; t < tiles; t += 2, turn ^= 1) {
-      const bool two = t + 1 < tiles;
-      float* acc = panel_sums + (SLICED ? t : 2 * turn) * TILE_SUMS;
+    for (long begin = 0; begin < tiles; begin += 2 * Plan::BLOCK_PAIRS, turn ^= 1) {
+      const long end = min_of(begin + 2 * Plan::BLOCK_PAIRS, tiles);
+      float* acc = panel_sums + (SLICED ? begin : 2 * turn) * TILE_SUMS;
       auto tile = [&](long i) {
         return Plan::COPY ? i * steps * Plan::STEP_X : min_of(i * AMX_ROWS, held - AMX_ROWS) * Plan::PITCH;
       };
-      const long fetched_before = t / 2 * steps * lines * 64;
-      for (long p = 0; p < PRODUCTS; p++) {
-        AmxArgs a = {block + tile(t), two ? tile(t + 1) - tile(t) : 0, Plan::PITCH, &tap, 1, (int)steps,
-                     Plan::COPY ? Plan::STEP_X : STEP * 4, panel + p * (S::UNPACK ? S::UNPACKED : Plan::PRODUCT_BYTES),
-                     STEP_BYTES, acc + p * S::PANEL_SUMS, now.slice > 0,
-                     source + p * Plan::PRODUCT_BYTES + fetched_before,
-                     fetch && fetched_before < steps * FETCHED ? (int)lines : 0, &waiting, (int)share};
-        if constexpr (S::UNPACK) amx_pair<false, 1, S::STREAM>(two, a, ahead);
-        else {
-          NoAmxWork work;
-          amx_pair<false, 1, S::STREAM>(two, a, work);
-        }
-      }
+      for (long p = 0; p < PRODUCTS; p++)
+        for (long s = 0; s < steps; s += Plan::NEAR_STEPS)
+          for (long t = begin; t < end; t += 2) {
+            const bool two = t + 1 < end;
+            const long fetched_before = (t / 2 * steps + s) * lines * 64;
+            AmxArgs a = {block + tile(t) + s * X_STEP, two ? tile(t + 1) - tile(t) : 0, Plan::PITCH, &tap, 1,
+                         (int)min_of(Plan::NEAR_STEPS, steps - s), X_STEP,
+                         panel + p * (S::UNPACK ? S::UNPACKED : Plan::PRODUCT_BYTES) + s * STEP_BYTES, STEP_BYTES,
+                         acc + (t - begin) * TILE_SUMS + p * S::PANEL_SUMS, now.slice > 0 || s > 0,
+                         source + p * Plan::PRODUCT_BYTES + fetched_before,
+                         fetch && fetched_before < steps * FETCHED ? (int)lines : 0, &waiting, (int)share};
+            if constexpr (S::UNPACK) amx_pair<false, 1, STREAM>(two, a, ahead);
+            else {
+              NoAmxWork work;
+              amx_pair<false, 1, STREAM>(two, a, work);
+            }
+          }
       if (!done) continue;
       amx_finish(waiting);
-      waiting.sums = acc, waiting.rows = rows + t * AMX_ROWS, waiting.count = (two ? 2 : 1) * (int)AMX_ROWS;
+      waiting.sums = acc, waiting.rows = rows + begin * AMX_ROWS, waiting.count = (int)((end - begin) * AMX_ROWS);
       waiting.next = 0, waiting.row = now.image * D::M + at, waiting.col = now.panel * PANEL, waiting.shift = 0;
     }
     if (SLICED && done && !same_chunk) amx_finish(waiting);  // the next chunk overwrites the sums
