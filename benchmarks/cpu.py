@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from readme import ROOT, hardware, merged, publish, real_time, results_path, stored, without_files, write_section
+from readme import ROOT, hardware, merged, publish, real_time, results_path, without_files, write_tables
 from starts import start_times
 from turns import ratio, summary, take_turns
 
@@ -401,7 +401,7 @@ def main() -> None:
     if args.quick:
         args.models, args.batches, args.rounds = ["resnet18"], [1], 5
     if args.table:
-        write_section("cpu", "\n\n".join(map(table, stored(KIND))))
+        write_tables("cpu", KIND, table)
         return
     if args.one:
         name, batch, threads = args.one

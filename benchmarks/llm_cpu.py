@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 from gguf_models import bfloat16_file
-from readme import ROOT, hardware, merged, publish, results_path, stored, write_section
+from readme import ROOT, hardware, merged, publish, results_path, write_tables
 
 sys.path.insert(0, str(ROOT))
 
@@ -306,7 +306,7 @@ def main() -> None:
     if args.quick:
         args.models, args.rounds, args.far, args.long = ["smollm2-135m"], 3, 0, 0
     if args.table:
-        write_section("llm", "\n\n".join(map(table, stored(KIND))))
+        write_tables("llm", KIND, table)
         return
     if args.merge:
         part = json.loads(args.merge.read_text())

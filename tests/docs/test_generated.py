@@ -34,7 +34,7 @@ def test_tables_show_the_stored_results(section: str, monkeypatch: pytest.Monkey
     stored = [json.loads(path.read_text(encoding="utf-8")) for path in files]
     module = script("benchmarks", SCRIPTS[section], monkeypatch)
     table = "\n\n".join(map(module.table, stored))
-    short = module.table(stored[0], compared=True) if section == "gpu" else table
+    short = module.table(stored[0], compared=True) if section == "gpu" else module.table(stored[0])
     korean = script("benchmarks", "korean", monkeypatch).korean(table)
     assert sorted(re.findall(r"\d+", korean)) == sorted(re.findall(r"\d+", table))
     pages = {"README.md": short, "docs/performance.md": table, "docs/performance.ko.md": korean}
