@@ -29,8 +29,9 @@ def products(target: str, **options: Any) -> State:
     return run_phases(_network(), target, weights="int4_g32", **options)
 
 
-def _kernels(target: str, **options: Any) -> list[Kernel]:
-    schedule = products(target, **options).schedule
+@cache
+def _kernels(target: str) -> list[Kernel]:
+    schedule = products(target).schedule
     assert schedule is not None
     return schedule.kernels
 
