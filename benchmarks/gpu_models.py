@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import gpu_int8
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -50,6 +50,9 @@ def compile_all(work: Path) -> None:
         else:
             compile_resnet(model, int(size)).save(path)
         print(f"{path}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
+    for name in gpu_int8.NAMES:
+        for path in gpu_int8.compile_quantised(work, name):
+            print(f"{path}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
 
 
 def compile_qwen(length: int, format: str = "") -> Any:
@@ -141,37 +144,19 @@ def resnet(name: str) -> nn.Module:
 
     torch.manual_seed(0)
     model: nn.Module = getattr(models, name)().cuda()
+    return with_statistics(model, torch.randn(16, 3, 224, 224, device="cuda")).half()
+
+
+def with_statistics(model: nn.Module, images: torch.Tensor) -> nn.Module:
+    """Return ``model`` in eval mode with random scales, shifts and the statistics of ``images`` in its batch norms."""
     for m in model.modules():
         if isinstance(m, nn.BatchNorm2d):
             m.momentum = None
             nn.init.uniform_(m.weight, 0.5, 1.5)
             nn.init.uniform_(m.bias, -0.2, 0.2)
     with torch.no_grad():
-        model.train()(torch.randn(16, 3, 224, 224, device="cuda"))
-    return model.eval().half()
-
-
-def quantised_resnet(model: nn.Module, batches: Iterable[int]) -> tuple[list[Any], dict[str, np.ndarray]]:
-    """Return a ResNet as graphs of 8-bit integers, one for each batch size, and their weights. Random images calibrate
-    it on the GPU."""
-    from npu_compiler import capture
-    from npu_compiler.frontend import state_dict_numpy
-    from npusim.quantization import calibrate
-    from npusim.quantization.network import Network
-
-    wide = copy.deepcopy(model).float().cpu().to(memory_format=torch.contiguous_format)
-    weights = state_dict_numpy(wide)
-
-    def network(batch: int) -> Network:
-        return Network(capture(wide, (torch.zeros(batch, 3, 224, 224),)), weights)
-
-    few = network(2)
-    (name,) = (t.name for t in few.ir.graph_inputs)
-    rng = np.random.default_rng(2)
-    samples = [{name: rng.standard_normal((2, 3, 224, 224)).astype(np.float32)} for _ in range(2)]
-    parameters = calibrate.parameters(few, calibrate.observe(few, samples, "cuda"), "minmax")
-    made = [network(batch).quantized(parameters) for batch in batches]
-    return [graph for graph, _ in made], made[0][1]
+        model.train()(images)
+    return model.eval()
 
 
 # -- the same decoder in plain PyTorch -----------------------------------------------------------------------------
