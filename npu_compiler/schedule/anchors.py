@@ -153,6 +153,32 @@ class DualConv2d(Convolution):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class B2bConv2d(Kernel):
+    """Two convolutions back to back: the results of ``first`` are stored, and are the left operand of ``second``. The
+    inputs are those of ``first``, then the other inputs of ``second``; the outputs are those of both."""
+
+    kind = "b2b_conv2d"
+    first: Conv2d | DualConv2d
+    second: Conv2d
+
+    def text(self) -> str:
+        return f"out0: {self.first.text()}; out1: {self.second.text()}"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PooledConv2d(Kernel):
+    """A convolution whose results only ``pool`` reads: a loop nest over windows of pixels. The results of ``conv`` are
+    not stored in memory."""
+
+    kind = "pooled_conv2d"
+    conv: Conv2d
+    pool: Loops
+
+    def text(self) -> str:
+        return f"in0: {self.conv.text()}; {self.pool.text()}"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Attention(Anchor):
     """Attention over q [B, H, SQ, D], k and v [B, HK, SK, ..], and optionally a mask that broadcasts to [B, H, SQ, SK].
 

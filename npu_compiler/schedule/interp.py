@@ -23,6 +23,7 @@ from ..weights.packing import unpack_matrix
 from .anchors import (
     Anchor,
     Attention,
+    B2bConv2d,
     CombineAttention,
     Contraction,
     Conv2d,
@@ -30,6 +31,7 @@ from .anchors import (
     DecodeAttention,
     DualConv2d,
     Gemm,
+    PooledConv2d,
     WinogradConv2d,
 )
 from .interp_contractions import check_rows, conv2d, conv2d_parts, gemm, pack, winograd
@@ -127,6 +129,11 @@ def execute(kernel: Kernel, arrays: Arrays) -> None:
             _loops(kernel, arrays)
         case DecodeAttention():
             _decode_attention(kernel, arrays)
+        case B2bConv2d():
+            execute(kernel.first, arrays)
+            execute(kernel.second, arrays)
+        case PooledConv2d():
+            execute(kernel.pool, {**arrays, kernel.pool.inputs[0].buffer.id: _result_of(kernel.conv, arrays)})
         case Anchor():
             _anchor(kernel, arrays)
         case Pack():

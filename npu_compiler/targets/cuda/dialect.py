@@ -7,13 +7,15 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from ...schedule.anchors import Attention, Conv2d, DualConv2d, Gemm
+from ...schedule.anchors import Attention, B2bConv2d, Conv2d, DualConv2d, Gemm, PooledConv2d
 from ..simt.kernels.flash import is_flash
 from ..simt.lang.dialect import KERNELS as COMMON_KERNELS
 from ..simt.lang.dialect import Array, Dialect, Param, special
+from .b2b_conv import emit_b2b_conv, supports_b2b_conv
 from .devices import DEFAULT, DEVICES, CUDADevice
 from .dual_conv import emit_dual_conv, supports_dual_conv
 from .flash import emit_wgmma_flash, supports_attention
+from .pooled_conv import emit_pooled_conv, supports_pooled_conv
 from .tma_conv import emit_tma_conv, supports_tma_conv
 from .tma_gemm import column_tiles, emit_tma_gemm, supports_tma
 
@@ -92,6 +94,8 @@ HOPPER = replace(
         special(Conv2d, supports_tma_conv, emit_tma_conv),
         special(Conv2d, lambda k, _: supports_tma(k), emit_tma_gemm),
         special(DualConv2d, supports_dual_conv, emit_dual_conv),
+        special(B2bConv2d, supports_b2b_conv, emit_b2b_conv),
+        special(PooledConv2d, supports_pooled_conv, emit_pooled_conv),
         special(Attention, lambda k, dialect: is_flash(k, dialect) and supports_attention(k), emit_wgmma_flash),
     ),
     clustered=clustered,

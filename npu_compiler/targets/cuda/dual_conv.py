@@ -78,16 +78,14 @@ class DualTmaConv(TmaGemm):
         assert isinstance(units, Conv2d)
         self.first = Operands(without_stride(units), self.at, self.at + 1)
 
-    def _terms(self) -> int:
-        return max(product_of(s.kernel).k for s in (self.first, self.operands)) * self.kind.elements
-
     def _first(self) -> Operands:
         return self.first
 
     def _kept(self) -> str:
         operands = self._operands(self.first, "@NAME@_first")
         members = Members(self.f, "@NAME@_first_epilogue")
-        first = Epilogue(self.first.kernel, members, max_width=8, first=self.at, biased=self._biased, widened=True)
+        self._hold(self.first.kernel, members, self.at)
+        first = Epilogue(self.first.kernel, members, max_width=8, first=self.at, widened=True)
         made = Functor(first, members, 2)
         made.types()
         made.read_shared()

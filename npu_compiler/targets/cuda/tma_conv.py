@@ -39,25 +39,30 @@ MIN_RING = 1 << 13  # elements, so that the array begins where the swizzle does
 def supports_tma_conv(kernel: Conv2d, dialect: Dialect) -> bool:
     """Whether :func:`emit_tma_conv` supports ``kernel``: its lines fit in shared memory, and there are enough of
     them."""
+    units, device = in_lines(kernel), device_of(dialect)
+    if units is None or _plan(units, device) is None:
+        return False
+    return _bands(units) * units.outputs[0].shape[0] >= _min_bands(units, device)
+
+
+def in_lines(kernel: Conv2d) -> Conv2d | None:
+    """Return ``kernel`` in two-byte units if TMA can load the lines of pixels that it reads, else None."""
     units, kind = in_units(kernel), operand_type(kernel)
-    if not isinstance(units, Conv2d) or kind is None:
-        return False
-    channels = BYTE_CHANNELS if kind.elements > 1 else CHANNELS
-    kernel, device = units, device_of(dialect)
-    a, w = kernel.inputs[0], kernel.weight
-    if kernel.groups > 1 or kernel.splits > 1 or a.offset % 8 or w.offset % 8 or kernel.stride[1] > 1:
-        return False
+    if not isinstance(units, Conv2d) or kind is None or kernel.channels[1] % kind.columns:
+        return None
+    a, w = units.inputs[0], units.weight
+    if units.groups > 1 or units.splits > 1 or a.offset % 8 or w.offset % 8 or units.stride[1] > 1:
+        return None
     if any(s <= 0 or s % 8 for s in pixel_strides(a)) or a.strides[3] != 1:
-        return False
-    if _is_rows(kernel):
-        fits = a.shape[3] == ROW and kernel.kernel_size[1] == 1 and tuple(kernel.padding) == (0, 0, 0, 0)
+        return None
+    if _is_rows(units):
+        fits = a.shape[3] == ROW and units.kernel_size[1] == 1 and tuple(units.padding) == (0, 0, 0, 0)
     else:
-        _, oh, ow, _ = kernel.outputs[0].shape
-        dense = oh * ow >= MIN_DENSITY * _bands(kernel) * _tiles(kernel) * BLOCK * BLOCK
-        fits = a.shape[3] == channels <= a.strides[2] and math.prod(kernel.kernel_size) > 1 and dense
-    if not fits or _plan(kernel, device) is None or kernel.channels[1] % kind.columns:
-        return False
-    return _bands(kernel) * kernel.outputs[0].shape[0] >= _min_bands(kernel, device)
+        _, oh, ow, _ = units.outputs[0].shape
+        channels = BYTE_CHANNELS if kind.elements > 1 else CHANNELS
+        dense = oh * ow >= MIN_DENSITY * _bands(units) * _tiles(units) * BLOCK * BLOCK
+        fits = a.shape[3] == channels <= a.strides[2] and math.prod(units.kernel_size) > 1 and dense
+    return units if fits else None
 
 
 def emit_tma_conv(kernel: Conv2d, dialect: Dialect) -> Emission:
@@ -121,29 +126,41 @@ def _ring(kernel: Conv2d, n: int, stages: int) -> int:
 
 def _plan(kernel: Conv2d, device: CUDADevice) -> Plan | None:
     """Return the first plan that fits an SM, or None. Its ``m`` is 64 per warpgroup; a stage is a band."""
-    k, pitch = kernel.channels[1], _pitch(kernel)
-    n = min((n for n in (*WIDTHS, *ONE_TILE) if n >= k), default=0)
-    if not n or kernel.stride[0] * pitch // 8 > MAX_PITCH:
-        return None
-    if not _is_rows(kernel) and max(pitch // kernel.channels[0], _lines(kernel)) > MAX_BOX:
-        return None
+    k, n = kernel.channels[1], columns(kernel)
     prefetch, size = len(kernel.inputs) > kernel.rhs + 1 and n <= 128, dtypes.DTYPES[kernel.outputs[0].dtype].size
     tiles = n == k and n % 64 == 0 and supports_tma_store(kernel) and residual_of(kernel) == -1
     many = _bands(kernel) * kernel.outputs[0].shape[0] >= _enough(device)
     for m, stages, blocks_per_sm, tma_store in (*TILED * tiles, *PLANS):
+        plan = Plan(m, n, stages, 1, blocks_per_sm, prefetch, tma_store)
         if tma_store and m > 128 and not many:
             continue  # with few bands, several smaller thread blocks share each
-        nbytes = _ring(kernel, n, stages) * 2 + GROUP_EXTRA + m * n * size * tma_store
-        fits = nbytes * blocks_per_sm <= device.shared_per_unit
-        if fits and registers(m, n, blocks_per_sm, prefetch) <= device.registers:
-            return Plan(m, n, stages, 1, blocks_per_sm, prefetch, tma_store)
+        if plan_fits(kernel, plan, m * n * size * tma_store, device):
+            return plan
     return None
+
+
+def columns(kernel: Conv2d) -> int:
+    """Return the columns of a tile, which has all filters, or 0 if there are too many of them."""
+    return min((n for n in (*WIDTHS, *ONE_TILE) if n >= kernel.channels[1]), default=0)
+
+
+def plan_fits(kernel: Conv2d, plan: Plan, nbytes: int, device: CUDADevice) -> bool:
+    """Whether ``plan`` fits an SM, if a thread block needs ``nbytes`` of shared memory besides filters and lines."""
+    pitch = _pitch(kernel)
+    if not plan.n or kernel.stride[0] * pitch // 8 > MAX_PITCH:
+        return False
+    if not _is_rows(kernel) and max(pitch // kernel.channels[0], _lines(kernel)) > MAX_BOX:
+        return False
+    total = _ring(kernel, plan.n, plan.stages) * 2 + GROUP_EXTRA + nbytes
+    few = registers(plan.m, plan.n, plan.blocks_per_sm, plan.prefetch) <= device.registers
+    return few and total * plan.blocks_per_sm <= device.shared_per_unit
 
 
 class TmaConv(TmaGemm):
     """The function of a convolution for which :func:`supports_tma_conv`."""
 
     kernel: Conv2d
+    header = "tma_conv.h"
 
     def emit(self) -> Emission:
         f, plan, kernel = self.f, self.plan, in_units(self.kernel)
@@ -153,7 +170,7 @@ class TmaConv(TmaGemm):
         weights = TileMap((self.p.k, self.p.n, 1), (self.p.k * 2, self.p.k * 2 * k), (step, plan.n, 1), step * 2)
         right = f.tile_map(kernel.rhs, weights)
         left = "nullptr" if rows else f"&{f.tile_map(0, self._lines(kernel))}"
-        out = f"&{f.tile_map(~0, self._tiles())}" if plan.tma_store else "nullptr"
+        out = self._out()
         f.prefetch_constants(kernel.rhs + 1)
         ring = f.array(self.kind.ctype, "ring", _ring(kernel, plan.n, plan.stages))
         staging = "nullptr"
@@ -162,7 +179,7 @@ class TmaConv(TmaGemm):
         full = f.array("int64_t", "full", 2 * plan.stages + 1)
         bands, tiles, at_once = _bands(kernel), _tiles(kernel), self.dialect.device.units * plan.blocks_per_sm
         shares = max(1, min(tiles // (plan.m // 64), at_once // (images * bands)))  # thread blocks of a band
-        workgroups = min(images * bands * shares, at_once)
+        workgroups = min(self._units(images, bands * shares), at_once)
         flags, epilogue = self._epilogue()
         sizes = dict(
             M=self.p.m, N=self.p.n, TILE_M=plan.m, TILE_N=plan.n, STAGES=plan.stages, STEP=workgroups, IMAGES=images,
@@ -174,7 +191,10 @@ class TmaConv(TmaGemm):
             OUTPUTS=1, PRODUCTS=1, SUM_ROWS=0, **flags,
         )  # fmt: skip
         pixels = f"(const {self.kind.ctype}*){f.pointer(0)}" if rows else "nullptr"
-        f.template("tma_conv", "tma_conv.h", self.types, sizes, left, pixels, right, ring, staging, full, epilogue, out)
+        f.template(
+            "tma_conv", self.header, self.types, sizes, left, pixels, right, ring, staging, full, epilogue, out,
+            self._pool(),
+        )  # fmt: skip
         return f.finish(workgroups, self.threads)
 
     def _lines(self, kernel: Conv2d) -> TileMap:
@@ -183,6 +203,18 @@ class TmaConv(TmaGemm):
         n, h, w, c = x.shape
         window = (c, _pitch(kernel) // c, _lines(kernel), 1)
         return TileMap((c, w, h, n), tuple(s * 2 for s in reversed(pixel_strides(x))), window, c * 2)
+
+    def _units(self, images: int, shares: int) -> int:
+        """Return the units of work that thread blocks take in turn: ``shares`` of each image."""
+        return images * shares
+
+    def _pool(self) -> str:
+        """Return the template's argument for what pools the results."""
+        return "NoPool{}"
+
+    def _out(self) -> str:
+        """Return the template's argument for the tensor map of the results."""
+        return f"&{self.f.tile_map(~0, self._tiles())}" if self.plan.tma_store else "nullptr"
 
     def _tiles(self) -> TileMap:
         """Return the tensor map of 8 x 8 pixels of the result."""

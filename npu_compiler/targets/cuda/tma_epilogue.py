@@ -9,6 +9,7 @@ from ...schedule.anchors import Conv2d, Gemm
 from ...schedule.kernel import Operand
 from ...support import dtypes
 from ..simt.kernels.gemm import product_of
+from ..simt.lang.function import Members
 
 
 def row_pitch(o: Operand) -> int:
@@ -42,6 +43,33 @@ def residual_of(kernel: Gemm | Conv2d) -> int | None:
         elif along != [last] or o.strides[x.args.index(last)] != 1:
             return None
     return found
+
+
+def vectors(kernel: Gemm | Conv2d) -> list[int]:
+    """Return the inputs that are constant vectors along the columns, of which the epilogue reads whole elements."""
+    first = kernel.rhs + 1
+    return [
+        n for n, o in enumerate(kernel.inputs[first:], first)
+        if o.buffer.kind in ("weight", "const") and o.contiguous and math.prod(o.shape) == kernel.outputs[0].shape[-1]
+    ]  # fmt: skip
+
+
+def vector_bytes(kernel: Gemm | Conv2d) -> int:
+    """Return the bytes of all :func:`vectors`, each a multiple of 16."""
+    sizes = (math.prod(o.shape) * dtypes.DTYPES[o.dtype].size for o in (kernel.inputs[n] for n in vectors(kernel)))
+    return sum(-(-size // 16) * 16 for size in sizes)
+
+
+def hold_vectors(kernel: Gemm | Conv2d, members: Members, threads: int, at: int = 0) -> None:
+    """Let a function keep the vectors of an epilogue in shared memory. ``at``: what is added to operand numbers. The
+    threads have to meet before the epilogue."""
+    f = members.function
+    for n in vectors(kernel):
+        o = kernel.inputs[n]
+        count, name = math.prod(o.shape), f"vector{at + n}"
+        f.array(dtypes.DTYPES[o.dtype].ctype, name, count)
+        f.lines.add(f"hold({name}, {f.pointer(at + n)}, {count}, tid, {threads});")
+        members.held[at + n] = name
 
 
 def supports_tma_store(kernel: Gemm | Conv2d) -> bool:

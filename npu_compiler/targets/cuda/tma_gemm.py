@@ -20,20 +20,21 @@ from ..simt.lang.function import Function, Members, blocks, constants
 from ..simt.lang.program import TileMap
 from .split_rms_norm import row_scale
 from .tile_selection import (
+    GROUP_EXTRA,
     N_MAJOR_COLUMNS,
     PIECE,
     WARPGROUP,
     Plan,
     choose,
     column_scale_floats,
+    device_of,
     is_n_major,
     piece_columns,
     result_stages,
     split_floats,
 )
-from .tma_epilogue import residual_of, row_pitch, supports_tma_store
+from .tma_epilogue import hold_vectors, residual_of, row_pitch, supports_tma_store, vector_bytes
 
-MAX_BIASED = 128  # terms of a uint8 and an int8 each whose sum is certainly below 2^22
 MAX_PREFETCHED = 2  # the most vectors of residuals that a thread of a cluster reads before the main loop
 
 
@@ -65,13 +66,13 @@ def tile_k(kernel: Gemm | Conv2d) -> int:
     neither. TMA must be able to load the operands (:func:`supports_tma`)."""
     units = in_units(kernel)
     assert units is not None
-    if isinstance(units, Gemm) or _is_plain(units):
+    if isinstance(units, Gemm) or is_plain(units):
         return 64 if product_of(units).k > 32 else 32
     channels = units.channels[0]
     return 64 if channels % 64 == 0 else 32 if channels % 32 == 0 else 0
 
 
-def _is_plain(kernel: Conv2d) -> bool:
+def is_plain(kernel: Conv2d) -> bool:
     """Whether a convolution is 1x1 and reads every pixel, like a matrix product."""
     whole = kernel.stride == (1, 1) and tuple(kernel.padding) == (0, 0, 0, 0)
     return kernel.inputs[0].contiguous and kernel.kernel_size == (1, 1) and whole
@@ -150,15 +151,15 @@ class TmaGemm:
         """Return the function."""
         f, plan, p = self.f, self.plan, self.p
         f.cluster, f.per_unit = plan.splits, plan.blocks_per_sm
-        before = self._kept()
-        operands = self._operands(self.operands, "@NAME@_product")
-        outputs = self._outputs()
-        f.prefetch_constants(self.kernel.rhs + 1)
         ring = f.array(self.kind.ctype, "ring", plan.stages * (plan.m + plan.n) * self.step)
         parts = "nullptr"
         if plan.splits > 1:
             parts = f.array(self.kind.sum_ctype, "parts", split_floats(plan.m, plan.n))
         full = f.array("int64_t", "full", 2 * plan.stages)
+        before = self._kept()
+        operands = self._operands(self.operands, "@NAME@_product")
+        outputs = self._outputs()
+        f.prefetch_constants(self.kernel.rhs + 1)
         flags, epilogue = self._epilogue()
         scale = row_scale(self.kernel, f) if self.kernel.row_scale is not None else "NoRowScale{}"
         columns = self._column_scale() if self.kind.format else "NoColumnScale{}"
@@ -169,7 +170,7 @@ class TmaGemm:
             M=p.m, N=p.n, BATCH=p.batch, PRODUCTS=p.products, BATCHED_RIGHT=self._batches(self.operands.kernel) > 1,
             SPLITS=plan.splits, TILE_M=plan.m, TILE_N=plan.n, TILE_K=self.step, STAGES=plan.stages, TILES=tiles,
             STEP=clusters, FOURS=bool(self.kind.format), N_MAJOR=is_n_major(self.kernel), PROMOTED=plan.promoted,
-            PRIMED=self._primed(), OUTPUTS=self.outputs, SUM_ROWS=sums, BIASED=self._biased, **flags,
+            PRIMED=self._primed(), OUTPUTS=self.outputs, SUM_ROWS=sums, **flags,
         )  # fmt: skip
         row_sums = f.pointer(~(len(self.kernel.outputs) - 1)) if sums else "nullptr"
         f.template(
@@ -177,16 +178,6 @@ class TmaGemm:
             outputs, row_sums, before,
         )  # fmt: skip
         return f.finish(clusters * plan.splits, self.threads)
-
-    @property
-    def _biased(self) -> bool:
-        """Whether accumulators begin at the bits of 1.5 * 2^23 as a float: sums below 2^22 then become floats by a
-        subtraction, which is faster than a conversion."""
-        return self.kind.sums == "int32" and self.plan.splits == 1 and self._terms() <= MAX_BIASED
-
-    def _terms(self) -> int:
-        """Return the terms of the longest sum."""
-        return self.p.k * self.kind.elements
 
     @property
     def outputs(self) -> int:
@@ -227,7 +218,7 @@ class TmaGemm:
         operands."""
         left, right = (self.f.tile_map(n, tiles) for n, tiles in zip((s.left, s.right), self._maps(s), strict=True))
         a, values = s.kernel, {"K_TILES": self._steps(s), "IM2COL": False}
-        if isinstance(a, Conv2d) and not _is_plain(a):
+        if isinstance(a, Conv2d) and not is_plain(a):
             _, oh, ow, _ = a.outputs[0].shape
             values |= dict(
                 IM2COL=True, OH=oh, OW=ow, KERNEL_W=a.kernel_size[1], STRIDE_H=a.stride[0], STRIDE_W=a.stride[1],
@@ -245,7 +236,7 @@ class TmaGemm:
         if isinstance(k, Gemm):
             lda, batch = k.lda, k.batch_stride if p.batch > 1 else p.m * k.lda
             left = TileMap((p.k, p.m, p.batch), (lda * 2, batch * 2), (self.step, self.plan.m, 1), swizzle)
-        elif _is_plain(k):
+        elif is_plain(k):
             left = TileMap((p.k, p.m, 1), (p.k * 2, p.m * p.k * 2), (self.step, self.plan.m, 1), swizzle)
         else:
             n, h, width, c = a.shape
@@ -298,7 +289,7 @@ class TmaGemm:
         plan, products = self.plan, self.p.products
         members = Members(self.f, "@NAME@_epilogue")
         epilogue = Epilogue(
-            self.kernel, members, max_width=8, columns=plan.splits > 1, biased=self._biased, widened=plan.tma_store
+            self.kernel, members, max_width=8, columns=plan.splits > 1, widened=plan.tma_store
         )  # more than 16 bytes
         slots = 0
         if plan.tma_store:
@@ -308,6 +299,7 @@ class TmaGemm:
             RESIDUAL=slots > 0 and self._residual() is not None, KEEPS=self.sums > 1,
         )  # fmt: skip
         if plan.tma_store:
+            self._hold(self.kernel, members)
             made = Functor(epilogue, members, 2, self.sums)
             made.types()
             made.read_shared()
@@ -329,6 +321,13 @@ class TmaGemm:
         if plan.splits == 1 and plan.n % (32 * products):
             made.store_rest(min(width, 2 // products))
         return flags, made.finish()
+
+    def _hold(self, kernel: Gemm | Conv2d, members: Members, at: int = 0) -> None:
+        """Keep the vectors of an epilogue in shared memory if there is room for them. ``at``: what is added to operand
+        numbers."""
+        room = device_of(self.dialect).shared_per_unit // self.plan.blocks_per_sm - GROUP_EXTRA
+        if sum(a.nbytes for a in self.f.arrays) + vector_bytes(kernel) <= room:
+            hold_vectors(kernel, members, self.threads, at)
 
     def _vector_methods(self, made: Functor, flags: Mapping[str, bool | int]) -> None:
         """Add the methods with which threads store vectors."""

@@ -6,7 +6,17 @@ import re
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from ...schedule.anchors import Attention, CombineAttention, Conv2d, DecodeAttention, DepthwiseConv2d, DualConv2d, Gemm
+from ...schedule.anchors import (
+    Attention,
+    B2bConv2d,
+    CombineAttention,
+    Conv2d,
+    DecodeAttention,
+    DepthwiseConv2d,
+    DualConv2d,
+    Gemm,
+    PooledConv2d,
+)
 from ...schedule.kernel import (
     FusedLoops,
     K,
@@ -72,9 +82,9 @@ def emit(kernel: Kernel, dialect: Dialect) -> Emission:
 
 
 def unsupported(kernel: Kernel) -> Reason | None:
-    """Return the reason why the GPU targets have no code for ``kernel``, or None if they do. The rewrite that makes
-    dual convolutions only makes those that the target supports."""
-    if type(kernel) not in EMITTERS and not isinstance(kernel, DualConv2d):
+    """Return the reason why the GPU targets have no code for ``kernel``, or None if they do. The rewrites that
+    fuse convolutions only make kernels that the target supports."""
+    if type(kernel) not in EMITTERS and not isinstance(kernel, B2bConv2d | DualConv2d | PooledConv2d):
         return Reason("no_kernel", f"the GPU targets have no {kernel.kind} kernel")
     weights = [kernel.weight] if isinstance(kernel, Gemm) else kernel.inputs if isinstance(kernel, Unpack) else ()
     for w in weights:

@@ -122,7 +122,18 @@ CASES: dict[str, Callable[[], Case]] = {
     "lines": lambda: (Quantised(Conv(64, 64), Conv(64, 48), Conv(48, 64, 1)), (64, 64, 23, 16)),
     "lines-stride": lambda: (Quantised(Conv(64, 64, 3, (2, 1)), Conv(64, 64, 5), Conv(64, 64, 1)), (50, 64, 56, 40)),
     "shortcut": lambda: (
-        Quantised(Shortcut(Conv(64, 256, 1), Conv(64, 256, 1)), Conv(256, 64, 1)), (50, 64, 29, 28)
+        Quantised(Shortcut(Conv(64, 256, 1), Conv(64, 256, 1)), Conv(256, 72, 1)), (50, 64, 29, 28)
+    ),
+    "bottlenecks-shortcut": lambda: (
+        Quantised(Shortcut(Conv(64, 256, 1), Conv(64, 256, 1)), Conv(256, 64, 1), Conv(64, 24)), (90, 64, 29, 28)
+    ),
+    "bottlenecks": lambda: (
+        Quantised(Conv(64, 256, 1), Conv(256, 64, 1), Conv(64, 256, 1), Conv(256, 64, 1), Conv(64, 24), residual=2),
+        (90, 64, 29, 28),
+    ),
+    "bottlenecks-128": lambda: (
+        Quantised(Conv(64, 256, 1), Conv(256, 64, 1), Conv(64, 256, 1), Conv(256, 128, 1), Conv(128, 24), residual=2),
+        (90, 64, 29, 28),
     ),
     "shortcut-wide": lambda: (
         Quantised(Shortcut(Conv(256, 512, 1, 2), Conv(256, 512, 1, 2)), Conv(512, 64, 1)), (60, 256, 35, 35)
@@ -135,6 +146,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "odd-channels": lambda: (Quantised(Conv(5, 13), Conv(13, 40)), (2, 5, 11, 9)),
     "40-channels": lambda: (Quantised(Conv(40, 40), Conv(40, 96, 1)), (2, 40, 17, 17)),
     "groups": lambda: (Quantised(Conv(64, 128, 3, 1, 4), Conv(128, 64, 3, 1, 2)), (2, 64, 15, 15)),
+    "pooled-image": lambda: (
+        Quantised(Conv(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1), Conv(64, 64, 1), zero=117), (190, 3, 64, 96)
+    ),
     "pool": lambda: (Quantised(nn.MaxPool2d(3, 2, 1), Conv(64, 64, 1)), (4, 64, 57, 57)),
 }  # fmt: skip
 

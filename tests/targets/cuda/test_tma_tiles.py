@@ -265,6 +265,33 @@ def shortcut(size: int, batch: int, *channels: int, stride: int = 1, taps: int =
     return Shortcut(*channels, stride=stride, taps=taps), (torch.randn(batch, channels[0], size, size),)
 
 
+def pooled(batch: int, size: tuple[int, int], *layer: int) -> tuple[nn.Module, Args]:
+    """A convolution of enough images for its results to be pooled in its kernel."""
+    model = nn.Sequential(nn.Conv2d(*layer), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Conv2d(layer[1], 40, 1))
+    return model, (torch.randn(batch, layer[0], *size),)
+
+
+class Bottlenecks(nn.Module):
+    """The end of a bottleneck block, which adds ``added`` or a convolution of it, and the next block with one 1x1
+    convolution less."""
+
+    def __init__(self, last: int, shortcut: bool) -> None:
+        super().__init__()
+        self.enter, self.expand, self.reduce = nn.Conv2d(64, 64, 1), nn.Conv2d(64, 256, 1), nn.Conv2d(256, last, 1)
+        self.again = nn.Conv2d(last, 256, 1)
+        self.shortcut = nn.Conv2d(64, 256, 1) if shortcut else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.enter(x))
+        added = torch.cat([x] * 4, 1) if self.shortcut is None else self.shortcut(x)
+        y = F.relu(self.expand(x) + added)
+        return F.relu(self.again(F.relu(self.reduce(y))) + y).mean((2, 3))
+
+
+def bottlenecks(batch: int, size: int, last: int, shortcut: bool = False) -> tuple[nn.Module, Args]:
+    return Bottlenecks(last, shortcut), (torch.randn(batch, 64, size, size),)
+
+
 def layer(m: int, hidden: int, inner: int, gate: bool = False) -> tuple[nn.Module, Args]:
     """A residual stream, its RMS norm, and products of that."""
 
@@ -318,6 +345,11 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Args]]] = {
     "lines-5x3": lambda: lines(60, (36, 32), 40, kernel_size=(5, 3), padding=(0, 1)),
     "lines-residual": lambda: residual(24, 64, 50, 3),
     "pool": lambda: (nn.Sequential(nn.Conv2d(8, 64, 1), nn.MaxPool2d(3, 2, 1)), (torch.randn(8, 8, 57, 57),)),
+    "pool-image": lambda: pooled(200, (96, 64), 3, 64, 7, 2, 3),
+    "pool-lines": lambda: pooled(130, (16, 32), 64, 64, 3, 1, 1),
+    "bottlenecks": lambda: bottlenecks(65, 33, 64),
+    "bottlenecks-128": lambda: bottlenecks(22, 56, 128),
+    "bottlenecks-shortcut": lambda: bottlenecks(81, 29, 64, shortcut=True),
     "attention-300": lambda: attention(300, 300, 4, 4, 64, True),
     "attention-77x133": lambda: attention(77, 133, 4, 2, 128, False),
     "attention-2000": lambda: attention(2000, 2000, 12, 2, 128, True),

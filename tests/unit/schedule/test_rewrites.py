@@ -29,10 +29,10 @@ from npu_compiler.support.errors import CompileError
 from npu_compiler.target_config import target_config, target_names
 from npu_compiler.targets import get_target
 from npu_compiler.targets.cuda import devices as cuda_devices
-from npu_compiler.targets.cuda import dual_conv as dual_conv_kernel
 
 from ...conformance.cases import all_cases, compile_cases
 from ...targets.cuda.test_dual_conv import block
+from ...targets.cuda.test_fused_convs import chain, few_results_suffice, pooled
 from ...targets.cuda.test_split_rms_norm import layer
 from ...targets.simt.test_hoist_unpack import products
 from .test_horizontal_fusion import gated_mlp, independent
@@ -45,10 +45,10 @@ SAMPLED = 250  # cases of a target, unless NPU_CONFORMANCE=full
 
 @pytest.fixture(autouse=True)
 def chip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hopper, on any machine; few results are enough for two convolutions to become one kernel."""
+    """Hopper, on any machine; few results are enough for convolutions to be fused."""
     monkeypatch.setattr(cuda_devices, "present", lambda: None)
     monkeypatch.setenv("NPU_VERIFY", "2")
-    monkeypatch.setattr(dual_conv_kernel, "MIN_RESULTS", 1)
+    few_results_suffice(monkeypatch)
 
 
 # -- graphs that rewrites change --------------------------------------------------------------------------------------
@@ -193,6 +193,8 @@ EXAMPLES = [
     Example("transpose_results", "metal", on_graph(columns_of_results)),
     Example("dual_conv", "cuda", on_graph(block)),
     Example("dual_conv", "cuda", on_graph(lambda: block(taps=3, stride=2, inner=128))),
+    Example("b2b_conv", "cuda", on_graph(chain)),
+    Example("pooled_conv", "cuda", on_graph(pooled)),
     Example("legalize", "cuda", on_graph(lambda: gated_mlp(1, hidden=18))),
     Example("legalize", "metal", on_graph(independent)),
     Example("split_attention", "cuda", "float32"),

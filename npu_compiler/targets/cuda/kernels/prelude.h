@@ -286,6 +286,8 @@ UNARY_F(trunc) UNARY(abs, fabsf, fabs) UNARY(round, rintf, rint)
   INLINE double m_##name(double a, double b) { return twice(a, b); }
 BINARY(pow, powf, pow) BINARY(atan2, atan2f, atan2) BINARY(fmod, fmodf, fmod)
 INLINE float m_max(float a, float b) { return fmaxf(a, b); }
+#define HAS_SATURATE 1
+INLINE float m_saturate(float x) { return __saturatef(x); }  // NaN becomes 0
 #if __CUDA_ARCH__ >= 800
 INLINE float m_maximum(float a, float b) { float y; asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); return y; }
 INLINE float m_minimum(float a, float b) { float y; asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); return y; }

@@ -15,6 +15,11 @@
 
 constexpr int LINE_BLOCK = 8;  // results of a line, and lines, that wgmma multiplies together
 
+// What becomes of the results besides storing them: see max_pool.h.
+struct NoPool {
+  static constexpr bool ENABLED = false;
+};
+
 // Row `h` of a lane's two rows: a pixel of the result, or the row after the last one.
 template <class D> struct PixelRows {
   int image, band, tile, subgroup, lane;
@@ -41,7 +46,6 @@ template <class D> INLINE void load_lines(typename D::T* to, const TensorMap* li
 template <class D> INLINE void multiply_taps(TileC<D>& acc, const typename D::T* lines,
                                              const typename D::T* filters) {
   constexpr int APART = D::OVERLAPPING ? LINE_BLOCK : D::CHANNELS;  // elements between neighbouring results
-  wgmma_zero(acc);
   wgmma_fence();
   const uint64_t left = wgmma_pitched_descriptor<D::STRIDE_H * D::PITCH * 2, D::OVERLAPPING ? 0 : D::CHANNELS * 2>(lines);
   const uint64_t right = wgmma_descriptor<D::CHANNELS>(filters);
@@ -50,17 +54,24 @@ template <class D> INLINE void multiply_taps(TileC<D>& acc, const typename D::T*
 #pragma unroll
     for (int k = 0; k < D::CHANNELS / 16; k++) {
       const int at = tap / D::KERNEL_W * (D::DILATION_H * D::PITCH / 8) + tap % D::KERNEL_W * (D::DILATION_W * APART / 8);
-      wgmma_k16(acc, left + at + 2 * k, right + tap * (D::TILE_N * D::CHANNELS / 8) + 2 * k, filters);
+      wgmma_k16(acc, left + at + 2 * k, right + tap * (D::TILE_N * D::CHANNELS / 8) + 2 * k, filters, tap + k > 0);
     }
   wgmma_commit();
   wgmma_finish(acc);
 }
 
-// `slots`: the filters, then the ring. `staging`: shared memory for the results that TMA stores. `lines`: the tensor
-// map of the left operand; null if OVERLAPPING, and then `pixels` points to the images.
-template <class D, class E>
+// The n-th unit of a thread block: a share of a band. If results are pooled, a block computes all bands of an image in
+// order.
+template <class D, class Pool> INLINE int unit_of(int workgroup, int n) {
+  return Pool::ENABLED ? (workgroup + n / D::BANDS * D::STEP) * D::BANDS + n % D::BANDS : workgroup + n * D::STEP;
+}
+
+// `slots`: the filters, then the ring. `staging`: shared memory for the results that TMA stores or `pool` reads.
+// `lines`: the tensor map of the left operand; null if OVERLAPPING, and then `pixels` points to the images.
+template <class D, class E, class Pool>
 INLINE void tma_conv(const TensorMap* lines, const typename D::T* pixels, const TensorMap& weights,
-                     typename D::T* slots, typename D::T* staging, int64_t* full, const E& epilogue, const TensorMap* out, const Thread& th) {
+                     typename D::T* slots, typename D::T* staging, int64_t* full, const E& epilogue,
+                     const TensorMap* out, const Pool& pool, const Thread& th) {
   typedef Piece<D> P;
   constexpr int WARPGROUPS = D::TILE_M / 64, UNITS = D::IMAGES * D::BANDS * D::SHARES;
   constexpr int APART = D::OVERLAPPING ? LINE_BLOCK : D::CHANNELS, LINE_TILES = (D::OW + LINE_BLOCK - 1) / LINE_BLOCK;
@@ -85,7 +96,7 @@ INLINE void tma_conv(const TensorMap* lines, const typename D::T* pixels, const 
       pdl_wait();
       fence_async_proxy();
       RingPosition<D::STAGES> at = {0, 1};
-      for (int t = th.workgroup; t < UNITS; t += D::STEP) {
+      for (int n = 0, t; (t = unit_of<D, Pool>(th.workgroup, n)) < UNITS; n++) {
         const int image = t / (D::SHARES * D::BANDS), band = t / D::SHARES % D::BANDS;
         mbarrier_wait(empty + at.slot, at.phase);
         load_lines<D>(ring + at.slot * D::LINES_SIZE, lines, pixels, full + at.slot, image, band);
@@ -106,9 +117,27 @@ INLINE void tma_conv(const TensorMap* lines, const typename D::T* pixels, const 
   const typename E::Shared* const shared = D::KEEPS_SHARED ? kept : nullptr;
   RingPosition<D::STAGES> at = {0, 0};
   int offset = th.subgroup / 4;  // the warpgroup that has one tile more alternates
-  for (int t = th.workgroup; t < UNITS; t += D::STEP) {
+  for (int n = 0, t; (t = unit_of<D, Pool>(th.workgroup, n)) < UNITS; n++) {
     const int image = t / (D::SHARES * D::BANDS), band = t / D::SHARES % D::BANDS;
     mbarrier_wait(full + at.slot, at.phase);
+    if constexpr (Pool::ENABLED) {
+      constexpr int STEPS = LINE_TILES / WARPGROUPS;
+#pragma unroll 1
+      for (int step = 0; step < STEPS; step++) {
+        const int tile = step * WARPGROUPS + th.subgroup / 4;
+        TileC<D> acc;
+        multiply_taps<D>(acc, ring + at.slot * D::LINES_SIZE + tile * (LINE_BLOCK * APART), slots);
+        if (step == STEPS - 1 && th.tid % 128 == 0) mbarrier_arrive(empty + at.slot);
+        pool.barrier();  // the pixels of the step before have been read
+        const PixelRows<D> row = {image, band, tile, th.subgroup, th.lane};
+        write_pieces<D, 0, P::COUNT, P::SIZE, false>(epilogue, acc, RowFactors<NoRowScale>(), row, 0, th,
+                                                     staging + th.subgroup / 4 * P::SIZE, nullptr, shared, nullptr);
+        pool.barrier();
+        pool.store(image, band, step, th.tid);
+      }
+      at.next();
+      continue;
+    }
     const int last = (t % D::SHARES + 1) * LINE_TILES / D::SHARES;
 #pragma unroll 1
     for (int tile = t % D::SHARES * LINE_TILES / D::SHARES + offset; tile < last; tile += WARPGROUPS) {

@@ -110,6 +110,12 @@ template <class D, class Columns> struct ColumnFactors {
   }
 };
 
+// Copies a vector to shared memory.
+template <class T> INLINE void hold(T* to, const T* from, int count, int tid, int threads) {
+#pragma unroll 1
+  for (int i = tid; i < count; i += threads) to[i] = from[i];
+}
+
 // Row `h` (0 or 1) of the two rows of the product whose sums a lane has.
 struct TileRows {
   int first;
@@ -352,9 +358,9 @@ INLINE void compute_pairs(const E& epilogue, const TileC<D>& acc, const Factors&
 // Writes pieces FIRST to LAST - 1 of 64 rows to `to`, APART units apart; the piece of a second output follows that of
 // the first. If RESIDUAL, the pieces hold the residual before.
 template <class D, int FIRST, int LAST, int APART, bool RESIDUAL, class E, class Rows, class Factors>
-INLINE void fill_pieces(const E& epilogue, const TileC<D>& acc, const Factors& factors, const Rows& row,
-                        int column0, const Thread& th, typename D::T* to, const KeptPairs<D>* other,
-                        const typename E::Shared* kept, float* sums) {
+INLINE void write_pieces(const E& epilogue, const TileC<D>& acc, const Factors& factors, const Rows& row,
+                         int column0, const Thread& th, typename D::T* to, const KeptPairs<D>* other,
+                         const typename E::Shared* kept, float* sums) {
   typedef typename D::R R;
   typedef Piece<D> P;
   const int row0 = th.subgroup % 4 * 16;
@@ -388,6 +394,14 @@ INLINE void fill_pieces(const E& epilogue, const TileC<D>& acc, const Factors& f
       for (int n = 0; n < D::OUTPUTS; n++) stmatrix_x4(place + n * (APART * 2), pairs[n]);
     }
   }
+}
+
+// Writes pieces like write_pieces(). Then one thread of the warpgroup may let TMA store them.
+template <class D, int FIRST, int LAST, int APART, bool RESIDUAL, class E, class Rows, class Factors>
+INLINE void fill_pieces(const E& epilogue, const TileC<D>& acc, const Factors& factors, const Rows& row,
+                        int column0, const Thread& th, typename D::T* to, const KeptPairs<D>* other,
+                        const typename E::Shared* kept, float* sums) {
+  write_pieces<D, FIRST, LAST, APART, RESIDUAL>(epilogue, acc, factors, row, column0, th, to, other, kept, sums);
   fence_async_shared();
   named_barrier(1 + th.subgroup / 4, 128);
 }

@@ -25,6 +25,19 @@ template <class D> struct OneOutput : D {
   static constexpr bool KEEPS = false;
 };
 
+// Keeps the results of an earlier product.
+template <class D, class E>
+INLINE void keep_pairs(const E& epilogue, const TileC<D>& acc, const TileRows& row, int column0, int lane,
+                       KeptPairs<D>& kept) {
+#pragma unroll
+  for (int q = 0; q < D::TILE_N / 16; q++) {
+    typename E::Ahead none[4];
+    const auto keep = [&](int, int i, uint pair) { kept.put(4 * q + i, pair); };
+    compute_pairs<OneOutput<D>>(epilogue, acc, RowFactors<NoRowScale>(), row, column0, lane, q, nullptr, none, nullptr,
+                                keep, nullptr);
+  }
+}
+
 template <class D, class S, class E, class Scale, class Columns, class Before>
 INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t* full, typename D::Sum* parts,
                      const E& epilogue, const Scale& scale, const Columns& columns, const TileOutputs& to, float* row_sums,
@@ -120,14 +133,7 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
       KeptPairs<D> kept;
       if constexpr (Before::ENABLED) {
         multiply_stages<typename decltype(before.operands)::S>(acc, ring, at, rank, th, release);
-        typedef decltype(before.epilogue) First;
-#pragma unroll
-        for (int q = 0; q < D::TILE_N / 16; q++) {
-          typename First::Ahead none[4];
-          const auto keep = [&](int, int i, uint pair) { kept.put(4 * q + i, pair); };
-          compute_pairs<OneOutput<D>>(before.epilogue, acc, RowFactors<NoRowScale>(), row, column0, th.lane, q,
-                                      nullptr, none, nullptr, keep, nullptr);
-        }
+        keep_pairs<D>(before.epilogue, acc, row, column0, th.lane, kept);
         release.held = -1;
       }
       multiply_stages<S>(acc, ring, at, rank, th, release);

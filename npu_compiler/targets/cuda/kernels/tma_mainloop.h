@@ -6,7 +6,7 @@
 // right operand is [K, N], loaded in tiles of 64 columns; TILE_M, TILE_N, TILE_K, which counts units; STAGES of
 // the ring; TILES of the result, of which a block processes every STEP-th; SPLITS: blocks of a cluster that share a tile, each with a part of K (split-K); PRIMED: stages whose right
 // operand, weights, is loaded before preceding kernels end; PRODUCTS 2: columns alternate between two products, which
-// the epilogue combines; BIASED: integers begin at the bits of 1.5 * 2^23 as a float (biased_whole).
+// the epilogue combines.
 //
 // Constants of S, a product of the kernel: K_TILES; IM2COL: rows of the left operand are pixels of the result, and K
 // runs over taps and channels; then OH, OW, KERNEL_W, STRIDE_H, STRIDE_W, PAD_TOP, PAD_LEFT, DILATION_H, DILATION_W,
@@ -123,15 +123,15 @@ INLINE void load_stages(const Ring<D>& ring, const Operands<S>& from, RingPositi
 template <class S, class D, class F>
 INLINE void multiply_range(TileC<D>& acc, const Ring<D>& ring, RingPosition<D::STAGES>& at, Range range, int first,
                            int& slot, const Thread& th, const F& meanwhile) {
-  wgmma_zero(acc, (typename D::Sum)(D::BIASED ? 0x4b400000 : 0));
 #pragma unroll 1
   for (int step = range.first; step < range.last; step++) {
     mbarrier_wait(ring.full + at.slot, at.phase);
     typename D::T* const left = ring.stage(at.slot);
     wgmma_fence();
     const typename D::T *const rows = left + th.subgroup / 4 * (64 * D::TILE_K), *const right = left + D::TILE_M * D::TILE_K;
-    if constexpr (D::N_MAJOR) wgmma_n_major<D::TILE_K>(acc, rows, right);
-    else wgmma<D::TILE_K>(acc, rows, right);
+    const int accumulate = step > range.first;
+    if constexpr (D::N_MAJOR) wgmma_n_major<D::TILE_K>(acc, rows, right, accumulate);
+    else wgmma<D::TILE_K>(acc, rows, right, accumulate);
     wgmma_commit();
     meanwhile(step == first);
     wgmma_wait<1>();

@@ -38,38 +38,39 @@ template <class T> struct NMajor;
 #define C72() C64(), C8(64)
 #define C96() C72(), C8(72), C8(80), C8(88)
 #define C128() C96(), C8(96), C8(104), C8(112), C8(120)
-// FORM: shape and types of the instruction; FLAGS: its immediate operands, of which the first one is "accumulate".
-#define WGMMA(T, SUM, FORM, FLAGS, N, R, C, A, B)                                                                   \
-  INLINE void wgmma_k16(WgmmaC<N, SUM>& c, uint64_t a, uint64_t b, const T*) {                                      \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N FORM " {" R "}, " A ", " B ", " FLAGS ";"                   \
-                 : C() : "l"(a), "l"(b));                                                                           \
+// FORM: shape and types of the instruction; FLAGS: its immediate operands. If not `accumulate`, C is overwritten.
+#define WGMMA(T, SUM, FORM, FLAGS, N, R, C, A, B, P)                                                                \
+  INLINE void wgmma_k16(WgmmaC<N, SUM>& c, uint64_t a, uint64_t b, const T*, int accumulate = 1) {                  \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\n"                                                     \
+                 "wgmma.mma_async.sync.aligned.m64n" #N FORM " {" R "}, " A ", " B ", p" FLAGS ";\n}"               \
+                 : C() : "l"(a), "l"(b), "r"(accumulate));                                                          \
   }
-#define WGMMA_WIDTHS(T, SUM, FORM, FLAGS)                         \
-  WGMMA(T, SUM, FORM, FLAGS, 32, R16, C16, "%16", "%17")          \
-  WGMMA(T, SUM, FORM, FLAGS, 48, R24, C24, "%24", "%25")          \
-  WGMMA(T, SUM, FORM, FLAGS, 64, R32, C32, "%32", "%33")          \
-  WGMMA(T, SUM, FORM, FLAGS, 96, R48, C48, "%48", "%49")          \
-  WGMMA(T, SUM, FORM, FLAGS, 128, R64, C64, "%64", "%65")         \
-  WGMMA(T, SUM, FORM, FLAGS, 144, R72, C72, "%72", "%73")         \
-  WGMMA(T, SUM, FORM, FLAGS, 192, R96, C96, "%96", "%97")         \
-  WGMMA(T, SUM, FORM, FLAGS, 256, R128, C128, "%128", "%129")
+#define WGMMA_WIDTHS(T, SUM, FORM, FLAGS)                               \
+  WGMMA(T, SUM, FORM, FLAGS, 32, R16, C16, "%16", "%17", "%18")         \
+  WGMMA(T, SUM, FORM, FLAGS, 48, R24, C24, "%24", "%25", "%26")         \
+  WGMMA(T, SUM, FORM, FLAGS, 64, R32, C32, "%32", "%33", "%34")         \
+  WGMMA(T, SUM, FORM, FLAGS, 96, R48, C48, "%48", "%49", "%50")         \
+  WGMMA(T, SUM, FORM, FLAGS, 128, R64, C64, "%64", "%65", "%66")        \
+  WGMMA(T, SUM, FORM, FLAGS, 144, R72, C72, "%72", "%73", "%74")        \
+  WGMMA(T, SUM, FORM, FLAGS, 192, R96, C96, "%96", "%97", "%98")        \
+  WGMMA(T, SUM, FORM, FLAGS, 256, R128, C128, "%128", "%129", "%130")
 #define REGISTER "+f"
-WGMMA_WIDTHS(f16, float, "k16.f32.f16.f16", "1, 1, 1, 0, 0")
-WGMMA(f16, float, "k16.f32.f16.f16", "1, 1, 1, 0, 0", 56, R28, C28, "%28", "%29")
-WGMMA_WIDTHS(bf16, float, "k16.f32.bf16.bf16", "1, 1, 1, 0, 0")
-WGMMA(bf16, float, "k16.f32.bf16.bf16", "1, 1, 1, 0, 0", 56, R28, C28, "%28", "%29")
-#define WGMMA_N_MAJOR(T, FORM)                                                         \
-  WGMMA(NMajor<T>, float, FORM, "1, 1, 1, 0, 1", 64, R32, C32, "%32", "%33")          \
-  WGMMA(NMajor<T>, float, FORM, "1, 1, 1, 0, 1", 128, R64, C64, "%64", "%65")         \
-  WGMMA(NMajor<T>, float, FORM, "1, 1, 1, 0, 1", 192, R96, C96, "%96", "%97")         \
-  WGMMA(NMajor<T>, float, FORM, "1, 1, 1, 0, 1", 256, R128, C128, "%128", "%129")
+WGMMA_WIDTHS(f16, float, "k16.f32.f16.f16", ", 1, 1, 0, 0")
+WGMMA(f16, float, "k16.f32.f16.f16", ", 1, 1, 0, 0", 56, R28, C28, "%28", "%29", "%30")
+WGMMA_WIDTHS(bf16, float, "k16.f32.bf16.bf16", ", 1, 1, 0, 0")
+WGMMA(bf16, float, "k16.f32.bf16.bf16", ", 1, 1, 0, 0", 56, R28, C28, "%28", "%29", "%30")
+#define WGMMA_N_MAJOR(T, FORM)                                                       \
+  WGMMA(NMajor<T>, float, FORM, ", 1, 1, 0, 1", 64, R32, C32, "%32", "%33", "%34")   \
+  WGMMA(NMajor<T>, float, FORM, ", 1, 1, 0, 1", 128, R64, C64, "%64", "%65", "%66")  \
+  WGMMA(NMajor<T>, float, FORM, ", 1, 1, 0, 1", 192, R96, C96, "%96", "%97", "%98")  \
+  WGMMA(NMajor<T>, float, FORM, ", 1, 1, 0, 1", 256, R128, C128, "%128", "%129", "%130")
 WGMMA_N_MAJOR(f16, "k16.f32.f16.f16")
 WGMMA_N_MAJOR(bf16, "k16.f32.bf16.bf16")
-WGMMA_WIDTHS(e4m3x2, float, "k32.f32.e4m3.e4m3", "1, 1, 1")
-WGMMA(e4m3x2, float, "k32.f32.e4m3.e4m3", "1, 1, 1", 56, R28, C28, "%28", "%29")
+WGMMA_WIDTHS(e4m3x2, float, "k32.f32.e4m3.e4m3", ", 1, 1")
+WGMMA(e4m3x2, float, "k32.f32.e4m3.e4m3", ", 1, 1", 56, R28, C28, "%28", "%29", "%30")
 #undef REGISTER
 #define REGISTER "+r"
-WGMMA_WIDTHS(u8s8, int, "k32.s32.u8.s8", "1")  // the widths of sums of integers are multiples of 16
+WGMMA_WIDTHS(u8s8, int, "k32.s32.u8.s8", "")  // the widths of sums of integers are multiples of 16
 #undef REGISTER
 #define REGISTER "+f"
 #define WGMMA_REGISTERS(T, N, R, C, A, B)                                                                            \
@@ -123,9 +124,9 @@ template <int LATER = 0, int N, class Sum> INLINE void wgmma_finish(WgmmaC<N, Su
 #pragma unroll
   for (int i = 0; i < N / 2; i++) defined_here(c.v[i]);
 }
-template <int N, class Sum> INLINE void wgmma_zero(WgmmaC<N, Sum>& c, Sum zero = 0) {
+template <int N, class Sum> INLINE void wgmma_zero(WgmmaC<N, Sum>& c) {
 #pragma unroll
-  for (int i = 0; i < N / 2; i++) c.v[i] = zero;
+  for (int i = 0; i < N / 2; i++) c.v[i] = 0;
 }
 
 // The element offset of 16-byte chunk `chunk` of a row of 64 units of two bytes, in a tile with the 128-byte swizzle.
@@ -147,17 +148,20 @@ template <int K> INLINE uint64_t wgmma_transposed_descriptor(const void* p) {
   return (uint64_t)((shared_address(p) & 0x3ffff) >> 4) | ((uint64_t)(K * 8) << 16) | (64ull << 32) | (1ull << 62);
 }
 
-// C [64, N] += A [64, K] B [N, K]^T
-template <int K = 64, int N, class Sum, class T> INLINE void wgmma(WgmmaC<N, Sum>& c, const T* x, const T* y) {
+// C [64, N] += A [64, K] B [N, K]^T. If not `accumulate`, C is overwritten.
+template <int K = 64, int N, class Sum, class T>
+INLINE void wgmma(WgmmaC<N, Sum>& c, const T* x, const T* y, int accumulate = 1) {
   const uint64_t a = wgmma_descriptor<K>(x), b = wgmma_descriptor<K>(y);
 #pragma unroll
-  for (int k = 0; k < K / 16; k++) wgmma_k16(c, a + 2 * k, b + 2 * k, x);
+  for (int k = 0; k < K / 16; k++) wgmma_k16(c, a + 2 * k, b + 2 * k, x, k > 0 ? 1 : accumulate);
 }
-// C [64, N] += A [64, K] B [K, N]
-template <int K, int N, class T> INLINE void wgmma_n_major(WgmmaC<N>& c, const T* x, const T* y) {
+// C [64, N] += A [64, K] B [K, N], or = if not `accumulate`.
+template <int K, int N, class T>
+INLINE void wgmma_n_major(WgmmaC<N>& c, const T* x, const T* y, int accumulate) {
   const uint64_t a = wgmma_descriptor<K>(x), b = wgmma_transposed_descriptor<K>(y);
 #pragma unroll
-  for (int k = 0; k < K / 16; k++) wgmma_k16(c, a + 2 * k, b + k * (16 * 128 / 16), (const NMajor<T>*)nullptr);
+  for (int k = 0; k < K / 16; k++)
+    wgmma_k16(c, a + 2 * k, b + k * (16 * 128 / 16), (const NMajor<T>*)nullptr, k > 0 ? 1 : accumulate);
 }
 
 // Stores the 16 rows of a warp.

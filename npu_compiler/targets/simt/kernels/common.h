@@ -118,14 +118,17 @@ template <class T> INLINE bool m_isnan(T x) { return x != x; }
 template <class T> INLINE T m_sign(T x) { return (T)((x > 0) - (x < 0)); }
 
 // Whole numbers below 2^22 in magnitude are the low bits of their sum with 1.5 * 2^23, and adding that rounds.
-INLINE float biased_whole(int x) { return f32_of_bits((uint)x) - 12582912.0f; }
-// min(max(round(x), low), high) for whole numbers low and high of up to 2^21 in magnitude; NaN gives low. Only the low
-// 22 bits of the first form are the result.
-INLINE int round_clamped_bits(float x, float low, float high) {
-  return (int)bits_of_f32(m_minimum(m_max(x, low), high) + 12582912.0f);
-}
+// min(max(round(x), low), high) for whole numbers low and high of up to 2^21 in magnitude; NaN gives low.
 INLINE int round_clamped(float x, float low, float high) {
-  return (int)((uint)round_clamped_bits(x, low, high) - 0x4b400000u);
+  return (int)(bits_of_f32(m_minimum(m_max(x, low), high) + 12582912.0f) - 0x4b400000u);
+}
+// The same for results of 8 bits, of which only the low byte is valid. Scaled by 2^-8, which is exact, a result that is
+// not negative saturates at 0 without an instruction of its own; 1.5 * 2^15 rounds it to multiples of 2^-8.
+INLINE int round_clamped_bits(float x, float low, float high) {
+#ifdef HAS_SATURATE
+  if (low == 0.0f && high <= 255.0f) return (int)bits_of_f32(m_saturate(m_minimum(x, high) * 0.00390625f) + 49152.0f);
+#endif
+  return (int)bits_of_f32(m_minimum(m_max(x, low), high) + 12582912.0f);
 }
 
 // One step of an argmax: NaN is the largest value; of equal values, the first wins.

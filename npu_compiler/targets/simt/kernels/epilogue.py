@@ -27,15 +27,14 @@ class Epilogue:
     first input, if the function computes several kernels. ``row_sum``: the float variable to which :meth:`store` adds,
     if the kernel has a sum among its ``extra_stages``, or ''. ``sum``, ``result``: the C++ types of accumulators and of
     results in registers. ``only_sums``: whether the epilogue reads only accumulators.
-    ``biased``: the first accumulators are integers plus the bits of 1.5 * 2^23 as a float. ``widened``: the loads
-    of ``ahead`` that are 8-bit integers have been converted to floats.
+    ``widened``: the loads of ``ahead`` that are 8-bit integers have been converted to floats.
     """
 
     def __init__(
         self, kernel: Anchor, function: Scope, max_width: int = 0, columns: bool = False, first: int = 0,
-        biased: bool = False, widened: bool = False,
+        widened: bool = False,
     ):  # fmt: skip
-        self.biased, self.widened = biased, widened
+        self.widened = widened
         self.numbers = {n: first + n for n in range(len(kernel.inputs))} if first else None
         self.nest, self.acc, self.pitch = epilogue_nest(kernel)
         self.step, *more = self.nest.steps
@@ -150,7 +149,7 @@ class Epilogue:
 
     def _total(self, which: int, text: str) -> Value:
         """Return an accumulator as a register."""
-        return Value(f"biased_whole({text})", "float") if self.biased and not which else Value(text, self.sum)
+        return Value(text, self.sum)
 
     def _run(
         self, steps: list[Step], row: str, column: str, width: int, accumulators: Callable[[int, str], str],

@@ -192,12 +192,13 @@ class Scope(Protocol):
 
 class Members:
     """A :class:`Scope`: the members and methods of struct ``name``, which a function instantiates. Pointers that
-    methods use are members, initialised with those of the function. :meth:`finish` puts the struct in front of the
-    function."""
+    methods use are members, initialised with those of the function, or with the array in shared memory that ``held``
+    names for an operand. :meth:`finish` puts the struct in front of the function."""
 
     def __init__(self, function: Function, name: str):
         self.function, self.name, self.dialect = function, name, function.dialect
         self.lines, self.checks = Lines(), False
+        self.held: dict[int, str] = {}
         self._numbers: list[int] = []
         self._captured: list[tuple[str, str]] = []
         self._fields: list[str] = []
@@ -233,7 +234,8 @@ class Members:
         self.function.before.append(f"struct {self.name} {{\n{body}\n}};\n")
         self.function.checks |= self.checks
         captured = [name for _, name in self._captured]
-        return f"{self.name}{{{', '.join([*(p.name for p in params), *['bad'] * self.checks, *captured])}}}"
+        given = [self.held.get(n, p.name) for n, p in zip(self._numbers, params, strict=True)]
+        return f"{self.name}{{{', '.join([*given, *['bad'] * self.checks, *captured])}}}"
 
 
 class Pointers(dict[int, str]):

@@ -11,12 +11,14 @@ from ....schedule.rewrite import ScheduleRewrite
 from ....target_config import TargetConfig
 from ..kernels.flash import is_flash
 from ..lang.dialect import Dialect
+from .b2b_conv import b2b_conv
 from .dual_conv import dual_conv
 from .fold_row_scale import fold_row_scale
 from .fuse_copies import fuse_copies
 from .fuse_decode_attention import fuse_decode_attention
 from .hoist_unpack import hoist_unpack
 from .legalize import legalize
+from .pooled_conv import pooled_conv
 from .scatter_sums import scatter_sums
 from .split_attention import split_attention
 from .split_k import split_k
@@ -48,6 +50,16 @@ def rewrites(config: TargetConfig, dialect: Dialect) -> tuple[ScheduleRewrite, .
             "dual_conv",
             "a convolution whose result is only the residual of another one is computed in its kernel",
             partial(dual_conv, dialect=dialect),
+        ),
+        ScheduleRewrite(
+            "b2b_conv",
+            "a 1x1 convolution is computed in the kernel of the convolution whose results it reads",
+            partial(b2b_conv, dialect=dialect),
+        ),
+        ScheduleRewrite(
+            "pooled_conv",
+            "a convolution whose result is only pooled is computed in the kernel that pools it",
+            partial(pooled_conv, dialect=dialect),
         ),
         ScheduleRewrite(
             "legalize",
