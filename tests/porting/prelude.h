@@ -146,6 +146,14 @@ INLINE uint bf16_of_e4m3(uint code) {
 }
 // Two e4m3 numbers, 16 bits apart, as bfloat16.
 INLINE uint pair_of_e4m3(uint codes) { return bf16_of_e4m3(codes & 0xff) | bf16_of_e4m3(codes >> 16 & 0xff) << 16; }
+// Four e4m3 numbers as pairs of float16.
+INLINE uint half_of_e4m3(uint code) { return to_f16(f32_of_bits(bf16_of_e4m3(code & 0xff) << 16)).bits; }
+INLINE uint2 halves_of_e4m3(uint codes) {
+  uint2 x;
+  x.x = half_of_e4m3(codes) | half_of_e4m3(codes >> 8) << 16;
+  x.y = half_of_e4m3(codes >> 16) | half_of_e4m3(codes >> 24) << 16;
+  return x;
+}
 INLINE void pdl_launch_dependents() {}
 INLINE void pdl_wait() {}
 INLINE void await_load(uint) {}

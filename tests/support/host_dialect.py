@@ -19,6 +19,8 @@ DIALECTS = {
     "lanes": LANES,
     "one wave": replace(LANES, device=replace(DIALECT.device, registers=0)),
 }
+# A small GPU, whose workgroups are persistent where those of others are not.
+SMALL = {"small": replace(DIALECT, device=replace(DIALECT.device, units=1, registers=1 << 13))}
 needs_compiler = pytest.mark.skipif(CXX is None, reason="g++ is not installed")
 
 
@@ -33,9 +35,9 @@ class _Host(HostTarget):
 
 @contextmanager
 def host_in(name: str) -> Iterator[None]:
-    """Register the target ``host`` in a dialect; what was registered before is put back at the end."""
+    """Register the target ``host`` in a dialect of ``DIALECTS`` or ``SMALL``, and restore it at the end."""
     with pytest.MonkeyPatch.context() as patch:
         for table in (target_config._registered, targets._registered):
             patch.setitem(table, "host", None)  # what was there before is put back
-        targets.register_target(_Host(DIALECTS[name]))
+        targets.register_target(_Host((DIALECTS | SMALL)[name]))
         yield

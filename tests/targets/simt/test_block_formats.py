@@ -64,9 +64,11 @@ def _check(target: str, backend: Backend, names: list[str], dtype: str, runs: li
     return program
 
 
-def _rows(rows: int, count: int) -> list[Args]:
+def _rows(rows: int, count: int, exponents: tuple[int, ...] = (0,)) -> list[Args]:
+    """Rows of numbers, in run i times 2 to the power ``exponents[i % len(exponents)]``."""
     generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(rows, K, generator=generator),) for _ in range(count)]
+    scales = [2.0 ** exponents[i % len(exponents)] for i in range(count)]
+    return [(torch.randn(rows, K, generator=generator) * scale,) for scale in scales]
 
 
 def _sample(which: int) -> list[str]:
@@ -79,6 +81,15 @@ def _sample(which: int) -> list[str]:
 def test_products_of_one_row(dialect: str, dtype: str) -> None:
     with host_in(dialect):
         _check("host", HostBackend(), _sample(dialect == "lanes"), dtype, _rows(1, 8))
+
+
+@needs_compiler
+def test_products_of_persistent_workgroups() -> None:
+    """Their fragments are of float16 for some formats."""
+    with host_in("small"):
+        names = list(FORMATS) if FULL else ["q4_k", "int4_g128", "int8_zp", "fp8_e4m3"]
+        program = _check("host", HostBackend(), names, "bfloat16", _rows(1, 3, (0, 60, -60)))
+    assert "gemv_persistent<" in program.sources["kernels.cpp"] and "HALVES = true" in program.sources["kernels.cpp"]
 
 
 @needs_compiler

@@ -107,6 +107,28 @@ INLINE uint pair_of_e4m3(uint codes) {
       : "=r"(x) : "r"((codes & 0x007f007fu) << 4 | (codes & 0x00800080u) << 8), "r"(0x7b807b80u), "r"(0x80008000u));
   return x;
 }
+// Four e4m3 numbers as pairs of float16.
+#if __CUDA_ARCH__ >= 890
+INLINE uint2 halves_of_e4m3(uint codes) {
+  uint2 x;
+  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.rn.f16x2.e4m3x2 %0, low;\ncvt.rn.f16x2.e4m3x2 %1, high;\n}"
+      : "=r"(x.x), "=r"(x.y) : "r"(codes));
+  return x;
+}
+#else
+INLINE uint halves_of_spread_e4m3(uint codes) {  // in the high bytes of halves; the exponents differ by 8
+  uint x;
+  asm("mul.rn.f16x2 %0, %1, %2;"
+      : "=r"(x) : "r"((codes & 0x7f007f00u) >> 1 | (codes & 0x80008000u)), "r"(0x5c005c00u));
+  return x;
+}
+INLINE uint2 halves_of_e4m3(uint codes) {
+  uint2 x;
+  x.x = halves_of_spread_e4m3(byte_permute(codes, 0u, 0x1404u));
+  x.y = halves_of_spread_e4m3(byte_permute(codes, 0u, 0x3424u));
+  return x;
+}
+#endif
 INLINE uint4 load16(const void* p) { return *(const uint4*)p; }
 // Not .nc: the compiler moves read-only loads after pdl_wait(), and weights would then be requested too late.
 INLINE uint4 stream16(const void* p) {

@@ -90,6 +90,12 @@ INLINE uint bf16_of_e4m3(uint code) {
 }
 // Two e4m3 numbers, 16 bits apart, as bfloat16.
 INLINE uint pair_of_e4m3(uint codes) { return bf16_of_e4m3(codes & 0xff) | bf16_of_e4m3(codes >> 16 & 0xff) << 16; }
+// Four e4m3 numbers as pairs of float16.
+INLINE half half_of_e4m3(uint code) { return half(f32_of_bits(bf16_of_e4m3(code & 0xff) << 16)); }
+INLINE uint2 halves_of_e4m3(uint codes) {
+  return uint2(as_type<uint>(half2(half_of_e4m3(codes), half_of_e4m3(codes >> 8))),
+               as_type<uint>(half2(half_of_e4m3(codes >> 16), half_of_e4m3(codes >> 24))));
+}
 INLINE uint4 load16(DEVICE const void* p) { return *(DEVICE const uint4*)p; }
 INLINE uint4 stream16(DEVICE const void* p) { return *(DEVICE const uint4*)p; }
 INLINE uint2 stream8(DEVICE const void* p) { return *(DEVICE const uint2*)p; }

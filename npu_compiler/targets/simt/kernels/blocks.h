@@ -6,7 +6,9 @@
 // Codes defines
 //   BITS                        of a code
 //   pairs(codes, r)             the values of the four pairs of row r of a piece, in bf16, where they are exact
-//   raised(codes, r), RAISE     cheaper: the values plus the constant RAISE, also exact in bf16
+//   Value, raised(codes, r)     cheaper: the values as elements of fragments of type Value, exact, divided by factor(i) in
+//                               pair i, plus the pair of constants raise(i) if RAISED (RAISE: that of all pairs, or 0)
+//   Halves                      a struct with the same in f16, if that takes fewer instructions, or else Codes itself
 // Scale defines
 //   SCALE_BYTES, HEAD_BYTES     bytes of the scales of a sub-block and of the head of a block, of one row
 //   scale(scales, head, r)      the scale of row r
@@ -86,10 +88,45 @@ INLINE float signed_byte_at(THREAD const uint* words, int n) {
 }
 
 // -- formats
+// What fragments of bf16 have in common.
+struct BFloatCodes {
+  typedef bf16 Value;
+  CONSTANTS bool RAISED = false;
+  CONSTANTS int RAISE = 0;
+  static INLINE float factor(int) { return 1.0f; }
+  static INLINE uint raise(int) { return 0; }
+};
+// Codes of four bits in fragments of f16, where 1024 + code and 1024 + 16 code take one instruction each.
+template <int FIRST> struct NibbleHalves {
+  typedef f16 Value;
+  CONSTANTS bool RAISED = true;
+  CONSTANTS int RAISE = 0;
+  static INLINE float factor(int i) { return i % 2 ? 0.0625f : 1.0f; }
+  static INLINE uint raise(int i) { return (0x6400u - (i % 2 ? 16 * FIRST : FIRST)) * 0x10001u; }
+  static INLINE uint4 raised(THREAD const PieceCodes<4>& codes, int r) {
+    const uint low = codes.low[r], high = low >> 8;
+    uint4 v;
+    v.x = masked_or(low, 0x000f000fu, 0x64006400u);
+    v.y = masked_or(low, 0x00f000f0u, 0x64006400u);
+    v.z = masked_or(high, 0x000f000fu, 0x64006400u);
+    v.w = masked_or(high, 0x00f000f0u, 0x64006400u);
+    return v;
+  }
+};
+template <int BITS, int FIRST> struct LinearCodes;
+template <int BITS, int FIRST> struct LinearHalves {
+  typedef LinearCodes<BITS, FIRST> Codes;
+};
+template <int FIRST> struct LinearHalves<4, FIRST> {
+  typedef NibbleHalves<FIRST> Codes;
+};
 // Values code + FIRST: those of bf16 from 128 on are one apart, so a code is the low bits of 128 + code.
-template <int BITS_, int FIRST> struct LinearCodes {
+template <int BITS_, int FIRST> struct LinearCodes : BFloatCodes {
+  typedef typename LinearHalves<BITS_, FIRST>::Codes Halves;
   CONSTANTS int BITS = BITS_;
+  CONSTANTS bool RAISED = true;
   CONSTANTS int RAISE = 128 - FIRST;
+  static INLINE uint raise(int) { return (0x4300u - FIRST) * 0x10001u; }
   static INLINE uint4 raised(THREAD const PieceCodes<BITS>& codes, int r) {
     uint4 v;
     v.x = codes.pair(r, 0, 0x43004300u);
@@ -99,12 +136,11 @@ template <int BITS_, int FIRST> struct LinearCodes {
     return v;
   }
   static INLINE uint4 pairs(THREAD const PieceCodes<BITS>& codes, int r) {
-    const uint offset = (0x4300u - FIRST) * 0x10001u;  // RAISE, twice
     uint4 v = raised(codes, r);
-    v.x = pair_subtract(v.x, offset);
-    v.y = pair_subtract(v.y, offset);
-    v.z = pair_subtract(v.z, offset);
-    v.w = pair_subtract(v.w, offset);
+    v.x = pair_subtract(v.x, raise(0));
+    v.y = pair_subtract(v.y, raise(1));
+    v.z = pair_subtract(v.z, raise(2));
+    v.w = pair_subtract(v.w, raise(3));
     return v;
   }
 };
@@ -112,8 +148,9 @@ template <int BITS_, int FIRST> struct LinearCodes {
 INLINE uint signed_pair(uint bytes) {
   return pair_subtract(masked_or(bytes, 0x007f007fu, 0x43004300u), masked_or(bytes, 0x00800080u, 0x43004300u));
 }
-struct SignedBytes {
-  CONSTANTS int BITS = 8, RAISE = 0;
+struct SignedBytes : BFloatCodes {
+  typedef SignedBytes Halves;
+  CONSTANTS int BITS = 8;
   static INLINE uint4 raised(THREAD const PieceCodes<8>& codes, int r) { return pairs(codes, r); }
   static INLINE uint4 pairs(THREAD const PieceCodes<8>& codes, int r) {
     uint4 v;
@@ -124,8 +161,22 @@ struct SignedBytes {
     return v;
   }
 };
-struct Fp8Codes {
-  CONSTANTS int BITS = 8, RAISE = 0;
+struct Fp8Halves {
+  typedef f16 Value;
+  CONSTANTS bool RAISED = false;
+  CONSTANTS int RAISE = 0;
+  static INLINE float factor(int) { return 1.0f; }
+  static INLINE uint raise(int) { return 0; }
+  static INLINE uint4 raised(THREAD const PieceCodes<8>& codes, int r) {
+    const uint2 left = halves_of_e4m3(codes.low[2 * r]), right = halves_of_e4m3(codes.low[2 * r + 1]);
+    uint4 v;
+    v.x = left.x, v.y = left.y, v.z = right.x, v.w = right.y;
+    return v;
+  }
+};
+struct Fp8Codes : BFloatCodes {
+  typedef Fp8Halves Halves;
+  CONSTANTS int BITS = 8;
   static INLINE uint4 raised(THREAD const PieceCodes<8>& codes, int r) { return pairs(codes, r); }
   static INLINE uint4 pairs(THREAD const PieceCodes<8>& codes, int r) {
     uint4 v;
@@ -137,8 +188,9 @@ struct Fp8Codes {
   }
 };
 // Entries of a table of 16 signed bytes: TABLE0 has the first four of them.
-template <uint TABLE0, uint TABLE1, uint TABLE2, uint TABLE3> struct ListedCodes {
-  CONSTANTS int BITS = 4, RAISE = 0;
+template <uint TABLE0, uint TABLE1, uint TABLE2, uint TABLE3> struct ListedCodes : BFloatCodes {
+  typedef ListedCodes Halves;
+  CONSTANTS int BITS = 4;
   static INLINE uint4 raised(THREAD const PieceCodes<4>& codes, int r) { return pairs(codes, r); }
   // The bytes of the codes in the low four nibbles.
   static INLINE uint look_up(uint nibbles) {
@@ -244,7 +296,6 @@ template <class F, int PIECES, int COLUMNS> struct Piece {
     if (HEAD != 0) stream_words<HEAD == 0 ? 1 : HEAD>(head, four + HEADS + column / BLOCK * (4 * HEAD));
   }
   INLINE uint4 pairs(int r) const { return F::Codes::pairs(codes, r); }
-  INLINE uint4 raised(int r) const { return F::Codes::raised(codes, r); }
   INLINE float scale(int i, int r) const { return S::scale(scales[i], head, r); }
   INLINE float base(int i, int r) const { return S::base(scales[i], head, r); }
 };

@@ -48,8 +48,9 @@ def emit_gemv_blocks(kernel: Gemm, dialect: Dialect) -> Emission:
             per_unit = min(blocks(row_groups, device.units), _fit(shape, layout, 1, device))
             ahead = min(ahead, max(1, device.prefetch_bytes // (layout.nbytes(kernel.k) // ahead * max(1, per_unit))))
         name, header = ("BlockFragments", "gemv_blocks_mma.h") if fragments else ("BlockWeights", "gemv_blocks.h")
+        sizes = {"AHEAD": ahead, "EXACT": exact, "HALVES": persistent > 0}
         return Reader(
-            name, "{{{0}}}", header, {"AHEAD": ahead, "EXACT": exact}, per_unit, types={"F": format.name},
+            name, "{{{0}}}", header, sizes, per_unit, types={"F": format.name},
             text=format_text(format, layout), shares=fragments and _registers(layout) <= SMALL_PIECE, settles=True,
         )  # fmt: skip
 

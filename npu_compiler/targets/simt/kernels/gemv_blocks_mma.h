@@ -1,21 +1,59 @@
 // Reader of weights in block formats for gemv.h that multiplies on the matrix unit, with fragments filled from
 // registers. Four lanes, a quad, have 32 columns: a row of the left fragment from their codes, and a column of the right
 // fragment from the elements of x at the same columns. The sums of the quads are therefore on the diagonal of the
-// result, where one lane of each quad multiplies them by the scales. Codes may be raised by a constant, which is
+// result, where one lane of each quad multiplies them by the scales. Codes may be raised by constants, whose products are
 // subtracted from the sums.
+//
+// Constants of C in addition to those of gemv_blocks.h: HALVES, whether fragments are of float16 if that takes fewer
+// instructions for each unit, but more in front of the first.
 #pragma once
 #include "gemv_blocks.h"
 
+// The powers of two by which a quad multiplies its elements of x and, afterwards, its sums. float16 has fewer exponents
+// than bfloat16: the largest element becomes less than 2^14, and only elements below 2^-26 of it are rounded.
+template <class C, class T> struct QuadRange {
+  INLINE void find(THREAD const GemvLeft<C>&) {}
+  INLINE float restored(float sum) const { return sum; }
+};
+template <class C> struct QuadRange<C, f16> {
+  float factor, inverse;
+  INLINE void find(THREAD const GemvLeft<C>& x) {
+    float largest = 0.0f;
+#pragma unroll
+    for (int v = 0; v < C::VECTORS; v++)
+#pragma unroll
+      for (int e = 0; e < C::ITEM; e++) largest = m_max(largest, m_abs(to_f32(x.x[0][v].v[e])));
+    largest = frag_row_max(largest);
+    uint exponent = bits_of_f32(largest) >> 23;  // biased by 127
+    exponent = exponent < 15u ? 15u : exponent;
+    factor = f32_of_bits((2 * 127 + 13 - exponent) << 23);
+    inverse = f32_of_bits((exponent - 13) << 23);
+  }
+  INLINE float restored(float sum) const { return sum * inverse; }
+};
+
+template <class Codes_, bool HALVES> struct FragmentCodes {
+  typedef Codes_ Codes;
+};
+template <class Codes_> struct FragmentCodes<Codes_, true> {
+  typedef typename Codes_::Halves Codes;
+};
+
 template <class C> struct BlockFragments {
   CONSTANTS int QUAD = 32, SUBS = Piece<typename C::F, C::PIECES, QUAD>::SUBS;  // sub-blocks of a quad
-  CONSTANTS int RAISE = C::F::Codes::RAISE;
-  CONSTANTS bool HAS_SUMS = C::F::Scale::HAS_BASE || RAISE != 0;
+  typedef typename FragmentCodes<typename C::F::Codes, C::HALVES>::Codes Codes;
+  typedef typename Codes::Value T;
+  CONSTANTS bool HAS_BASE = C::F::Scale::HAS_BASE;
+  CONSTANTS bool HAS_RAISES = Codes::RAISED && !(HAS_BASE && Codes::RAISE != 0);
 
   // Both halves of a piece of x, for each sub-block of the quad: zero in the lanes of other sub-blocks.
   struct Operand {
-    FragB<bf16> b[C::VECTORS][SUBS][2];
-    float sums[C::VECTORS][SUBS];  // of the elements of x; in the lanes on the diagonal
+    FragB<T> b[C::VECTORS][SUBS][2];
+    float sums[C::VECTORS][SUBS];    // of the elements of x, if the format has a base; in the lanes on the diagonal
+    float raises[C::VECTORS][SUBS];  // what raised codes add to sums of products, unless it is RAISE times `sums`
+    QuadRange<C, T> range;
     template <class Left> INLINE void make(THREAD Left&, THREAD const GemvLeft<C>& x, Thread at) {
+      range.find(x);
 #pragma unroll
       for (int v = 0; v < C::VECTORS; v++)
 #pragma unroll
@@ -23,28 +61,44 @@ template <class C> struct BlockFragments {
           const bool own = SUBS == 1 || (at.lane & 3) * SUBS / 4 == s;
 #pragma unroll
           for (int h = 0; h < 2; h++)
-            frag_b_from(b[v][s][h], own ? pair(x, v, 4 * h) : 0u, own ? pair(x, v, 4 * h + 2) : 0u, at.lane);
-          if (HAS_SUMS) {
-            const uint ones = 0x3f803f80u;
-            FragA<bf16> one;
-            FragC acc;
-            frag_zero(acc);
-            frag_a_from(one, ones, ones, ones, ones, at.lane);
-            frag_mma(acc, one, b[v][s][0]);
-            frag_mma(acc, one, b[v][s][1]);
-            sums[v][s] = diagonal(acc, 0, at.lane);
-          }
+            frag_b_from(b[v][s][h], own ? pair(x, v, 2 * h) : 0u, own ? pair(x, v, 2 * h + 1) : 0u, at.lane);
+          if (HAS_BASE) sums[v][s] = product(one(0), one(1), v, s, at);
+          if (HAS_RAISES) raises[v][s] = product(Codes::raise(0), Codes::raise(1), v, s, at);
         }
     }
-    INLINE uint pair(THREAD const GemvLeft<C>& x, int v, int e) const {
-      return pair_of(x.x[0][v].v[e], x.x[0][v].v[e + 1]);
+    INLINE float raise(int v, int s) const {
+      return HAS_RAISES ? raises[v][s] : Codes::RAISED ? Codes::RAISE * sums[v][s] : 0.0f;
     }
+    static INLINE uint one(int i) {
+      return pack_pair(1.0f / Codes::factor(i), 1.0f / Codes::factor(i), (THREAD T*)nullptr);
+    }
+    // The sum of the quad's elements of x, in even and odd pairs times those of `even` and `odd`.
+    INLINE float product(uint even, uint odd, int v, int s, Thread at) const {
+      FragA<T> a;
+      FragC acc;
+      frag_zero(acc);
+      frag_a_from(a, even, even, odd, odd, at.lane);
+      frag_mma(acc, a, b[v][s][0]);
+      frag_mma(acc, a, b[v][s][1]);
+      return diagonal(acc, 0, at.lane);
+    }
+    INLINE uint pair(THREAD const GemvLeft<C>& x, int v, int i) const {
+      return of_type(pair_of(x.x[0][v].v[2 * i], x.x[0][v].v[2 * i + 1]), i, (THREAD T*)nullptr);
+    }
+    // Elements of the left operand are bfloat16, also if they are computed.
     static INLINE uint pair_of(float low, float high) { return pack_pair(low, high, (THREAD bf16*)nullptr); }
     static INLINE uint pair_of(bf16 low, bf16 high) {
       return bits_of_f32(to_f32(low)) >> 16 | bits_of_f32(to_f32(high));
     }
+    INLINE uint of_type(uint bits, int, THREAD bf16*) const { return bits; }
+    INLINE uint of_type(uint bits, int i, THREAD f16*) const {
+      const float factor = range.factor * Codes::factor(i);
+      return pack_pair(f32_of_bits(bits << 16) * factor, f32_of_bits(bits & 0xffff0000u) * factor, (THREAD f16*)nullptr);
+    }
   };
-  BlockPieces<C, QUAD> w;
+  typedef BlockPieces<C, QUAD> W;
+  CONSTANTS bool ONE_SCALE = W::WHOLE && SUBS == 1;
+  W w;
   // The sum of the quad for the lower or upper half of the rows, in the lanes on the diagonal.
   static INLINE float diagonal(THREAD const FragC& acc, int half, int lane) {
     return (lane & 4) != 0 ? acc.v[2 * half + 1] : acc.v[2 * half];
@@ -55,31 +109,44 @@ template <class C> struct BlockFragments {
   template <class Left>
   INLINE void multiply(THREAD float (&sum)[1][4], THREAD Left&, THREAD const GemvLeft<C>&, THREAD const Operand& operand,
                        Thread at) {
+    FragC total[2];  // of rows 0 and 1, and 2 and 3, if they have one scale
+    frag_zero(total[0]);
+    frag_zero(total[1]);
 #pragma unroll
     for (int v = 0; v < C::VECTORS; v++)
 #pragma unroll
       for (int q = 0; q < 2; q++) {
-        const uint4 x = w.pieces[v].raised(2 * q), y = w.pieces[v].raised(2 * q + 1);
-        FragA<bf16> left_half, right_half;
+        const uint4 x = Codes::raised(w.pieces[v].codes, 2 * q), y = Codes::raised(w.pieces[v].codes, 2 * q + 1);
+        FragA<T> left_half, right_half;
         frag_a_from(left_half, x.x, y.x, x.y, y.y, at.lane);
         frag_a_from(right_half, x.z, y.z, x.w, y.w, at.lane);
 #pragma unroll
         for (int s = 0; s < SUBS; s++) {
-          FragC acc;
-          frag_zero(acc);
+          FragC part;
+          frag_zero(part);
+          THREAD FragC& acc = ONE_SCALE ? total[q] : part;
           frag_mma(acc, left_half, operand.b[v][s][0]);
           frag_mma(acc, right_half, operand.b[v][s][1]);
 #pragma unroll
-          for (int h = 0; h < 2; h++) {
-            const float left = HAS_SUMS ? operand.sums[v][s] : 0.0f, dot = diagonal(acc, h, at.lane);
-            w.add(sum, RAISE != 0 ? dot - RAISE * left : dot, left, v, s, 2 * q + h);
-          }
+          for (int h = 0; h < 2; h++)
+            if (!ONE_SCALE) {
+              const float dot = diagonal(acc, h, at.lane);
+              w.add(sum, dot - operand.raise(v, s), HAS_BASE ? operand.sums[v][s] : 0.0f, v, s, 2 * q + h);
+            }
         }
       }
-    float left = 0.0f;
-    if (C::F::Scale::HAS_BASE)
-      for (int v = 0; v < C::VECTORS; v++) left += operand.sums[v][0];
-    w.finish(sum, left);
+    float left = 0.0f, raise = 0.0f;
+#pragma unroll
+    for (int v = 0; v < C::VECTORS; v++) {
+      if (HAS_BASE && ONE_SCALE) left += operand.sums[v][0];
+      if (ONE_SCALE) raise += operand.raise(v, 0);
+    }
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+      if (ONE_SCALE) sum[0][r] = diagonal(total[r / 2], r % 2, at.lane) - raise;
+      sum[0][r] = operand.range.restored(sum[0][r]);
+    }
+    w.finish(sum, operand.range.restored(left));
     if ((at.lane & 3) != at.lane >> 3)
       for (int r = 0; r < 4; r++) sum[0][r] = 0.0f;
   }

@@ -33,6 +33,7 @@ bytes       ``uint byte_permute(uint low, uint high, uint which)``: byte n of th
             (low, high) that the low three bits of nibble n of ``which`` select; bit 3 of each of the four nibbles is 0
             ``uint pair_subtract(uint a, uint b)``: the difference of two pairs of bfloat16, if it is exact.
             ``uint pair_of_e4m3(uint)``: two e4m3 numbers, 16 bits apart, as bfloat16;
+            ``uint2 halves_of_e4m3(uint)``: four e4m3 numbers as pairs of float16;
             ``uint masked_or(uint x, uint mask, uint rest)``: (x & mask) | rest
 loads       ``uint4 load16(DEVICE const void*)``; ``stream16``, ``uint2 stream8`` and ``uint stream4`` for data that is
             read once and written by no kernel; ``await_load(uint)`` waits until a loaded value has arrived, and may be
