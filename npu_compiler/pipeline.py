@@ -79,7 +79,7 @@ def _rewrite(s: State) -> None:
 
 def _memory(s: State) -> None:
     assert s.schedule is not None
-    plan_memory(s.schedule, s.config.buffer_align)
+    plan_memory(s.schedule, s.config.buffer_align, residuals=s.config.residuals_in_place)
 
 
 def _codegen(s: State) -> None:

@@ -107,6 +107,8 @@ class TargetConfig:
         dual_gemm: whether a matmul kernel can compute two products of the same rows, for a gated activation.
         bundles: whether kernels that access different data can share a launch if they have up to ``bundle_points``
             points: for longer kernels the launch hardly counts, and separate ones show in a profile.
+        residuals_in_place: whether the result of a product or convolution may take the memory of a residual that its
+            epilogue reads at the same index: each element is read and then written by one thread, once.
         image_row: convolutions of up to four channels in half precision are computed on rows of this many elements
             (``image_rows.py``); 0: like any other convolution.
         chunks: tokens of a prompt that a language model's entry points take at once, besides 1.
@@ -134,6 +136,7 @@ class TargetConfig:
     dual_gemm: bool = False
     bundles: bool = False
     bundle_points: int = 1 << 16
+    residuals_in_place: bool = False
     image_row: int = 0
     chunks: tuple[int, ...] = (32, 128)
     chunk_floor: int = 16

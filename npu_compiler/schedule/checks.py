@@ -16,7 +16,7 @@ from ..support import dtypes
 from ..support.errors import CompileError, IncompressibleError
 from . import interp as kernel_interp
 from .kernel import Buffer, Operand
-from .memory_planner import lifetimes
+from .memory_planner import in_place, lifetimes
 from .schedule import Schedule
 
 MAX_WORK = 1 << 26  # operations (interp.cost) that the numpy check may take
@@ -103,14 +103,15 @@ def _check_operand(name: str, op: Operand) -> None:
 
 
 def _check_plan(schedule: Schedule, align: int) -> None:
-    life = lifetimes(schedule.kernels)
+    life, taken = lifetimes(schedule.kernels), in_place(schedule.kernels)
     arena = [b for b in schedule.buffers if b.kind == "arena"]
     for i, a in enumerate(arena):
         if a.offset % align or a.offset + a.nbytes > schedule.arena_bytes:
             raise ValueError(f"{a} is misaligned or outside of the arena of {schedule.arena_bytes} bytes")
         for b in arena[:i]:
             (f, la), (g, lb) = life[a.id], life[b.id]
-            if f <= lb and g <= la and _overlap(a, b):
+            shared = a.offset == b.offset and taken.get(a.id, a.id) == taken.get(b.id, b.id)
+            if f <= lb and g <= la and _overlap(a, b) and not shared:
                 raise ValueError(f"{a} and {b} live at the same time and overlap")
 
 

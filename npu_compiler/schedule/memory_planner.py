@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..graph import expr
 from ..support.ordering import phases
-from .kernel import Kernel, Unpack
+from .anchors import Contraction
+from .kernel import Kernel, Operand, Unpack
 from .schedule import Schedule
 
 
@@ -33,10 +35,41 @@ def lifetimes(kernels: Sequence[Kernel]) -> dict[int, tuple[int, int]]:
     return life
 
 
-def plan_memory(schedule: Schedule, align: int, share: bool = True) -> None:
+def in_place(kernels: Sequence[Kernel]) -> dict[int, int]:
+    """Return by buffer id of a result the buffer whose memory it may take: a residual that the epilogue of its kernel
+    reads at the index that it writes, and that is not accessed from then on. Of a chain, all take the first one's."""
+    life = lifetimes(kernels)
+    users: dict[tuple[int, int], int] = {}  # by buffer and phase
+    for k in kernels:
+        for op in (*k.inputs, *k.outputs):
+            users[op.buffer.id, k.phase] = users.get((op.buffer.id, k.phase), 0) + 1
+    taken: dict[int, int] = {}
+    for k in kernels:
+        if not isinstance(k, Contraction) or k.splits > 1 or k.extra_stages or not _whole(k.outputs[0]):
+            continue
+        out = k.outputs[0]
+        for i, op in enumerate(k.inputs[k.rhs + 1 :], k.rhs + 1):
+            same = (op.shape, op.dtype) == (out.shape, out.dtype) and _whole(op)
+            if not same or life[op.buffer.id][1] != k.phase or life[out.buffer.id][0] != k.phase:
+                continue
+            loads = [x for x in expr.walk(k.epilogue) if x.op == "load" and x.value == i]
+            alone = users[op.buffer.id, k.phase] == users[out.buffer.id, k.phase] == 1
+            if alone and all(x.args == expr.identity_index(out.shape) for x in loads):
+                taken[out.buffer.id] = taken.get(op.buffer.id, op.buffer.id)
+                break
+    return taken
+
+
+def _whole(op: Operand) -> bool:
+    """Whether an operand is all of an arena buffer, in row-major order."""
+    b = op.buffer
+    return b.kind == "arena" and not b.persistent and op.shape == b.shape and op.contiguous
+
+
+def plan_memory(schedule: Schedule, align: int, share: bool = True, residuals: bool = False) -> None:
     """Give every arena buffer an offset in bytes, a multiple of ``align``: largest first, each in the lowest gap that
     fits. Sets ``schedule.arena_bytes``. Without ``share``, no two buffers share memory, so that after a run the arena
-    still holds what each kernel wrote.
+    still holds what each kernel wrote. ``residuals``: results take the memory of residuals (:func:`in_place`).
 
     Greedy by size, after Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference" (2020).
     """
@@ -44,10 +77,14 @@ def plan_memory(schedule: Schedule, align: int, share: bool = True) -> None:
     life = lifetimes(schedule.kernels)
     if not share:
         life = {id: (0, schedule.kernels[-1].phase) for id in life}
+    taken = in_place(schedule.kernels) if share and residuals else {}
+    for id, first in taken.items():
+        life[first] = (min(life[first][0], life[id][0]), max(life[first][1], life[id][1]))
     size = {b.id: -(-max(b.nbytes, 1) // align) * align for b in schedule.buffers}
     placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last
     offsets: dict[int, int] = {}
-    for b in sorted((b for b in schedule.buffers if b.id in life), key=lambda b: (-size[b.id], life[b.id])):
+    apart = [b for b in schedule.buffers if b.id in life and b.id not in taken]
+    for b in sorted(apart, key=lambda b: (-size[b.id], life[b.id])):
         first, last = life[b.id]
         at = 0
         for offset, end, f, la in sorted(placed):
@@ -58,6 +95,7 @@ def plan_memory(schedule: Schedule, align: int, share: bool = True) -> None:
             at = max(at, end)
         offsets[b.id] = at
         placed.append((at, at + size[b.id], first, last))
+    offsets |= {id: offsets[first] for id, first in taken.items()}
     new = {b.id: replace(b, offset=offsets.get(b.id, 0)) for b in schedule.buffers if b.kind != "arena" or b.id in life}
     schedule.buffers = list(new.values())
     schedule.kernels = [k.on_buffers(lambda b: new[b.id]) for k in schedule.kernels]

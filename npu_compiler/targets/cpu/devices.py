@@ -21,6 +21,7 @@ CONFIG = TargetConfig(
     prologue_rows=4,
     dual_gemm=True,
     bundles=True,
+    residuals_in_place=True,
     matrix_dtypes=("float32", "float16", "bfloat16", "uint8"),
 )
 

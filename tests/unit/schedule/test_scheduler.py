@@ -19,7 +19,7 @@ from npu_compiler.schedule import checks
 from npu_compiler.schedule.anchors import Gemm
 from npu_compiler.schedule.buffers import contiguous_strides
 from npu_compiler.schedule.kernel import Buffer, Kernel, LoopBody, Loops, Operand
-from npu_compiler.schedule.memory_planner import plan_memory
+from npu_compiler.schedule.memory_planner import in_place, plan_memory
 from npu_compiler.schedule.schedule import Schedule
 from npu_runtime import Executor
 
@@ -305,6 +305,26 @@ def test_buffers_that_live_together_never_overlap(data: st.DataObject, align: in
 
 def whole(b: Buffer) -> Operand:
     return Operand(b, b.shape, contiguous_strides(b.shape))
+
+
+def test_a_result_takes_the_memory_of_a_residual_that_is_not_read_again() -> None:
+    def build(g: Graph) -> None:
+        ws = [g.weight(f"w{i}", (32, 32), "float32") for i in range(7)]
+        a = g.input("x", (40, 32), "float32").matmul(ws[0])
+        b = a.matmul(ws[1]).matmul(ws[2]) + a  # reads a for the last time
+        c = b.matmul(ws[3]) + b  # b is an operand of the product, too
+        d = c.matmul(ws[4]).matmul(ws[5]) + c
+        g.outputs = [("y", d.matmul(ws[6]) + c)]  # reads c for the last time
+
+    state, kernels = scheduled(build)
+    assert state.schedule is not None
+    taken = in_place(kernels)
+    products = [k for k in kernels if isinstance(k, Gemm)]
+    assert taken == {products[2].outputs[0].buffer.id: products[0].outputs[0].buffer.id}
+    assert products[2].outputs[0].buffer.offset == products[0].outputs[0].buffer.offset
+    plan_memory(state.schedule, 64)
+    first, third = (k.outputs[0].buffer for k in (state.schedule.kernels[i] for i in (0, 2)))
+    assert first.offset != third.offset
 
 
 def test_kernels_of_one_phase_touch_different_data() -> None:
