@@ -19,7 +19,7 @@ from npu_compiler.graph import expr
 from npu_compiler.graph.graph import Graph
 from npu_compiler.phases import State
 from npu_compiler.pipeline import PHASES, run_phases
-from npu_compiler.schedule.memory_planner import lifetimes
+from npu_compiler.schedule.memory_planner import in_place, lifetimes
 from npu_compiler.target_config import target_config
 from npu_compiler.targets import get_target
 
@@ -182,6 +182,8 @@ def memory_plan() -> str:
     schedule = run_phases(ir, "cpu:avx2", "float16", until="memory").schedule
     assert schedule is not None
     life = lifetimes(schedule.kernels)
+    for id in in_place(schedule.kernels):  # drawn from the step after the residual, whose place it takes
+        life[id] = (life[id][0] + 1, life[id][1])
     phases, size = schedule.kernels[-1].phase + 1, schedule.arena_bytes
     left, top, width, height = 84.0, 34.0, 720.0, 260.0
     column = width / phases
