@@ -100,7 +100,9 @@ SENTENCES = {
         r"중앙값(밀리초), \1, CUDA \2 드라이버, \3. 괄호 안은 나머지 중 가장 빠른 것보다 몇 배 빠른지를 "
         r"나타냅니다."
     ),
-    r"Random weights and inputs\.": "가중치와 입력은 무작위입니다.",
+    r"Random weights and inputs, but 8-bit ResNet-50 has trained weights and photographs\.": (
+        "가중치와 입력은 무작위이지만, 8비트 ResNet-50의 가중치는 학습된 것이고 입력은 사진입니다."
+    ),
     r"Errors against float32 \(ResNet: float64\) are at most ([\d.]+) × PyTorch eager's in the same dtype, and "
     r"the largest scores the same, unless marked ✗\.": (
         r"✗ 표시가 없으면 float32(ResNet은 float64) 대비 오차는 같은 dtype에서 PyTorch eager의 오차의 \1배 "
