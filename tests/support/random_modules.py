@@ -269,7 +269,7 @@ class Maker:
         with torch.no_grad():
             out = eval(text, scope)
         results = list(out) if isinstance(out, tuple | list) else [out]
-        if len(results) != count and count is not None:
+        if not results or (len(results) != count and count is not None):
             return
         for r in results:
             if not isinstance(r, torch.Tensor) or r.dtype not in NAMES or r.numel() > MOST or r.ndim > 6:
