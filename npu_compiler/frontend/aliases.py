@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 
 Key = tuple[str, int]
 
-__all__ = ["Aliases", "Key", "storage_id"]
+__all__ = ["Aliases", "Key", "storage_id", "writes_strided_memory"]
 
 
 def storage_id(value: torch.Tensor) -> int | None:
@@ -73,3 +75,38 @@ class Aliases:
     def touches_leaf(self, key: Key) -> bool:
         """Return True if a write to ``key`` may change a weight, a constant or a graph input."""
         return self._group[key] in self._leaf_groups
+
+
+def writes_strided_memory(program: ExportedProgram, trust_storages: bool) -> bool:
+    """Whether an op writes in place while a result is not in row-major order, or to a copy of one.
+
+    The IR has no strides: it takes every result for dense and row-major, and so cannot tell whether a reshape of such a
+    result is a view or a copy.
+    """
+    nodes = [n for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule) for n in m.graph.nodes]
+    calls = [n for n in nodes if isinstance(n.target, torch._ops.OpOverload)]
+    written = {_storage(a) for n in calls for a in _written_arguments(n)}
+    strided: set[int | None] = set()
+    for node in calls if written else ():
+        results = node.meta.get("val")
+        sources = {_storage(n) for n in node.all_input_nodes}
+        for value in results if isinstance(results, list | tuple) else [results]:
+            if not isinstance(value, torch.Tensor) or (own := storage_id(value)) in sources:
+                continue
+            if not value.is_contiguous():
+                strided.add(own)
+            elif own in written and strided & sources:
+                return True
+    return bool(strided if not trust_storages else strided & written)
+
+
+def _written_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
+    target: Any = node.target
+    given = dict(zip((a.name for a in target._schema.arguments), node.args, strict=False)) | node.kwargs
+    names = [a.name for a in target._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [n for name in names if isinstance(n := given.get(name), torch.fx.Node)]
+
+
+def _storage(node: torch.fx.Node) -> int | None:
+    value = node.meta.get("val")
+    return storage_id(value) if isinstance(value, torch.Tensor) else None

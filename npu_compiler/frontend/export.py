@@ -25,6 +25,7 @@ from ..aten.ir import IRGraph
 from ..support import progress
 from ..support.errors import CaptureError
 from ..support.host_arrays import to_torch
+from .aliases import writes_strided_memory
 from .attributes import Attributes
 from .decompose import decompose
 from .mutations import ArgumentChanges, by_key
@@ -170,6 +171,8 @@ def _translated(
     """The program in the form that the IR was made from, and the IR."""
     program, notes = decompose(program, in_place=fresh)
     try:
+        if writes_strided_memory(program, trust_storages=fresh):
+            raise NeedsFunctionalForm
         return program, translate(program, label, trust_storages=fresh, notes=notes, written=written)
     except NeedsFunctionalForm:
         # Only torch's own functionalisation can write through views. It is not the first choice, because it also
