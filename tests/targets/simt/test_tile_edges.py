@@ -14,6 +14,7 @@ from torch import nn
 from npu_compiler import target_config
 from npu_compiler.frontend import capture, state_dict_numpy
 from npu_compiler.targets.simt.kernels import depthwise, loops, transposed
+from npu_runtime import Executor
 
 from ...models.gate import Args, cast, compile_and_run, compile_whole, expect, run
 from ...support.metal_backend import EmulatedMetal
@@ -100,6 +101,14 @@ def test_shape(dtype: str) -> None:
                 wanted.check(run(program, state_dict_numpy(model), [args], EmulatedMetal(order, seed=11)))
             except Exception as error:
                 raise AssertionError(f"{name} {dtype} {order}: {error}") from error
+
+
+def test_a_product_without_rows() -> None:
+    model, args = Call(lambda x, w: (x @ w, x.sum(0) @ w)), (torch.zeros(0, 8), torch.randn(8, 3))
+    program = compile_whole(capture(model, args), target="metal")
+    executor = Executor(program, {}, EmulatedMetal())
+    none, zeros = executor.run([a.numpy() for a in args]).values()
+    assert none.shape == (0, 3) and not zeros.any()
 
 
 def rotary(rows: int, width: int) -> tuple[nn.Module, Args]:

@@ -31,7 +31,7 @@ def _splits(k: Gemm | Conv2d, dialect: Dialect) -> int:
         return 1
     p = product_of(k)
     matrix = uses_matrix_unit(k, dialect)
-    if (matrix and p.m <= WGMMA_ROWS) or p.batch > 1 or p.n == 0:
+    if (matrix and p.m <= WGMMA_ROWS) or p.batch > 1 or 0 in (p.m, p.n):
         return 1
     rows, columns = TILE if matrix else SIMPLE_TILE
     tiles = -(-p.m // rows) * -(-p.n // columns)
