@@ -2,6 +2,7 @@
 // define the plans.
 #pragma once
 #include "amx_tile.h"
+#include "blocked.h"
 
 #if NPU_AMX
 namespace npu {

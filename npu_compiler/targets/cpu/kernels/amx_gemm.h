@@ -4,6 +4,7 @@
 // of a block, or a slice of them, stay in L2. Products whose weights stay in L2 run in amx_blocked().
 #pragma once
 #include "amx_unpack.h"
+#include "operands.h"
 
 #if NPU_AMX
 namespace npu {

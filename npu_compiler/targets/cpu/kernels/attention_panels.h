@@ -2,8 +2,9 @@
 // query, so the softmax needs no horizontal operation. Scores are transposed, [key][32 queries].
 #pragma once
 #include "attention_decode.h"
+#include "blocked.h"
 #include "math.h"
-#include "tile.h"
+#include "operands.h"
 #include "transpose.h"
 
 namespace npu {

@@ -11,8 +11,9 @@
 #include "amx_gemm.h"
 #include "amx_int8.h"
 #include "amx_pieces.h"
+#include "blocked.h"
 #include "gemv.h"
-#include "tile.h"
+#include "operands.h"
 
 namespace npu {
 

@@ -2,7 +2,7 @@
 // by side; each is a sequential stream and prefetched. A stream goes on with the panel that follows in memory, because
 // a CPU recognises each new stream anew. Layouts and epilogue are those of gemm.h.
 #pragma once
-#include "tile.h"
+#include "blocked.h"
 
 namespace npu {
 

@@ -1,0 +1,202 @@
+// The driver of matrix products and convolutions on the register tile (tile.h): chunks of positions and panels.
+#pragma once
+#include "tile.h"
+
+namespace npu {
+
+struct BlockLimits {
+  long block_bytes;     // x of one block
+  long near_bytes;      // x of a block that is cheap to convert, about one L1 cache
+  long resident_bytes;  // weights that stay in L2 together with a block
+  long chunk_macs;      // the smallest chunk worth claiming
+  long chunks;          // the fewest chunks, so that the threads' loads balance
+  long quanta;          // the fewest quanta of a block's rows
+  long least_chunks;    // as `chunks`, even if blocks have to read weights again that leave the cache
+  constexpr BlockLimits with_blocks(long bytes) const {
+    return {bytes, near_bytes, resident_bytes, chunk_macs, chunks, quanta, least_chunks};
+  }
+};
+// For the vector tile. A block leaves most of a 1 MB L2 cache to the weights; a chunk takes one core about 12 us.
+constexpr BlockLimits VECTOR_LIMITS = {256 << 10, 48 << 10, 384 << 10, 400000, 16, 3, 0};
+constexpr long CHUNK_MACS = VECTOR_LIMITS.chunk_macs, CHUNKS = VECTOR_LIMITS.chunks;
+
+// Rows in blocks of nearly equal sizes: multiples of `quantum`, except for the last block.
+struct Division {
+  long rows, quantum, blocks;
+  constexpr long begin(long block) const { return min_of(rows, block * ceil_div(rows, quantum) / blocks * quantum); }
+  constexpr long size(long block) const { return begin(block + 1) - begin(block); }
+  constexpr long largest() const { return min_of(rows, ceil_div(ceil_div(rows, quantum), blocks) * quantum); }
+};
+// `even`: as many blocks, or some more, as can be shared evenly by two threads, and by four or eight if there are many.
+constexpr Division divide(long rows, long quantum, long block_rows, bool even) {
+  const long blocks = ceil_div(rows, block_rows), share = blocks > 16 ? 8 : blocks > 4 ? 4 : blocks > 1 ? 2 : 1;
+  return {rows, quantum, even ? min_of(ceil_div(blocks, share) * share, ceil_div(rows, quantum)) : blocks};
+}
+
+// A matrix product is divided into chunks: a chunk is a block of positions times PG panels of weights. Plan defines the
+// constants Kind, IMAGES, BLOCKS, Q (positions of the largest block), Q_FIRST and Q_LAST (of the first and the last
+// one; each block has one of these sizes), G (groups), N and NP (columns and panels of a group), PG, DUAL (two
+// products, so two panels of weights for each panel of results), NTAPS, LEN, SEGMENT, GROUP_BYTES (of x),
+// W_IMAGE_BYTES, RESIDENT (L2 holds all weights), COPY (prepare() copies), the storage of the weights Stored, and
+//   positions(block)                     Q, Q_FIRST or Q_LAST
+//   tables(off, taps)                    fills in the offsets of a block's positions and of the taps
+//   first_row(image, block)              the output row of the block's first position
+//   prepare(x, image, block, copy)       the address of the block's x, or `copy` if x was padded or converted into it
+template <class Kind, class Plan, long N = 0> struct Tilings {
+  const Tiling full = tiling<Kind, Plan::Q, false, N>(), first = tiling<Kind, Plan::Q_FIRST, false, N>(),
+               last = tiling<Kind, Plan::Q_LAST, false, N>();
+  const Tiling& of(long block) const {
+    const long positions = Plan::positions(block);
+    return positions == Plan::Q ? full : positions == Plan::Q_FIRST ? first : last;
+  }
+};
+template <class Plan> constexpr long blocked_tables_bytes() { return align64(Plan::Q * 4) + align64(Plan::NTAPS * 8); }
+// BY_PANELS: blocks vary fastest, so that a thread reads its weights again while they are in the cache.
+template <class Plan, bool BY_PANELS = false> struct Chunk {
+  static constexpr long GROUPS = ceil_div(Plan::G * Plan::NP, Plan::PG), COUNT = Plan::IMAGES * Plan::BLOCKS * GROUPS;
+  long image, block, begin, end;  // panels begin..end
+  NPU_INLINE Chunk of(long i) {
+    const long image = i / (GROUPS * Plan::BLOCKS), block = BY_PANELS ? i % Plan::BLOCKS : i / GROUPS % Plan::BLOCKS;
+    const long begin = (BY_PANELS ? i / Plan::BLOCKS % GROUPS : i % GROUPS) * Plan::PG;
+    return {image, block, begin, min_of(begin + Plan::PG, Plan::G * Plan::NP)};
+  }
+};
+
+// Computes tile t of a block. a.off is the entry of its first position, w the panel, of which `columns` are needed;
+// `after`: the weights of the next tiles or null.
+template <class Kind, class Stored>
+NPU_INLINE void run_tile(const Tiling& tiles, int t, TileArgs a, const char* w, const char* after,
+                         long columns, float* acc) {
+  const bool fetch = after && t < Stored::UNIT_BYTES / 32;  // a tile prefetches 32 bytes per unit
+  a.prefetch = fetch ? after + (long)t * a.ntaps * a.len * 32 : w;
+  a.prefetch_step = fetch ? 64 : 0;
+  for (long done = 0; done < min_of(columns, PANEL); done += TILE_COLS) {
+    a.w = w + done * (Kind::W_BYTES / PANEL);
+    a.acc = acc + done;
+    const bool narrow = columns - done <= VL;
+    (t < tiles.tall ? narrow ? tiles.tall_narrow : tiles.tall_fn : narrow ? tiles.narrow : tiles.fn)(a);
+  }
+}
+
+template <class Plan> constexpr long copy_end() { return blocked_tables_bytes<Plan>() + align64(Plan::COPY_BYTES); }
+template <class Plan> constexpr long unpacked_bytes(long units) {  // buffer for one unpacked panel
+  return Plan::Stored::PLAIN ? 0 : units * Plan::Kind::W_BYTES;
+}
+// Taps that are processed at once. If a panel of all taps would take a large part of the L2 cache, it is divided, so
+// that its weights stay there for all tiles of a block.
+template <class Plan> struct TapSlices {
+  static constexpr long TAP_BYTES = Plan::LEN * Plan::Kind::W_BYTES, LIMIT = 128 << 10;
+  static constexpr bool DIVIDED = Plan::Stored::PLAIN && Plan::Q > TILE_ROWS && Plan::NTAPS * TAP_BYTES > 2 * LIMIT;
+  static constexpr int TAPS = DIVIDED ? (int)min_of(Plan::NTAPS, max_of(1, LIMIT / TAP_BYTES)) : Plan::NTAPS;
+  static constexpr long ROWS = DIVIDED ? Plan::Q : TILE_ROWS, SUMS = ROWS * PANEL;  // for each of the products
+};
+template <class Plan> constexpr long blocked_scratch_bytes() {
+  return copy_end<Plan>() + (1 + Plan::DUAL) * (align64(TapSlices<Plan>::SUMS * 4) +
+                                                unpacked_bytes<Plan>((long)Plan::NTAPS * Plan::LEN));
+}
+
+// Processes long rows (LEN units of the reduced dim) in slices of SLICE units, so that a slice of a block's x and the
+// sums of a chunk stay in the L2 cache while the weights are streamed. Plan has one tap and one group.
+template <class Plan> constexpr long sliced_sums_bytes() { return Plan::PG * Plan::PRODUCTS * Plan::Q * PANEL * 4; }
+template <class Plan> constexpr long sliced_scratch_bytes() {
+  return copy_end<Plan>() + align64(sliced_sums_bytes<Plan>()) + unpacked_bytes<Plan>(Plan::SLICE);
+}
+
+template <class Plan, class TX, class TW, class Epi>
+NPU_INLINE void sliced(const TX* x, const TW* weights, Epi& epi, Thread& th, int* counter) {
+  using Kind = typename Plan::Kind;
+  using Stored = typename Plan::Stored;
+  constexpr long PRODUCTS = Plan::PRODUCTS, PRODUCT_BYTES = Stored::panel_bytes(Plan::LEN), SUMS = Plan::Q * PANEL;
+  int32_t* off = (int32_t*)th.scratch;
+  long* taps = (long*)(th.scratch + align64(Plan::Q * 4));
+  char* copy = th.scratch + blocked_tables_bytes<Plan>();
+  float* sums = (float*)(th.scratch + copy_end<Plan>());
+  char* unpacked = th.scratch + copy_end<Plan>() + align64(sliced_sums_bytes<Plan>());
+  Plan::tables(off, taps);
+  const Tilings<Kind, Plan> tilings;
+  for (long i, part = 0, prepared = -1; (i = own_chunk(th, counter, Chunk<Plan>::COUNT, part)) < Chunk<Plan>::COUNT;) {
+    const Chunk<Plan> c = Chunk<Plan>::of(i);
+    const char* block = copy;
+    if (!Plan::COPY || prepared != c.image * Plan::BLOCKS + c.block) block = Plan::prepare(x, c.image, c.block, copy);
+    prepared = c.image * Plan::BLOCKS + c.block;
+    const Tiling& tiles = tilings.of(c.block);
+    const char* w = (const char*)weights + c.image * Plan::W_IMAGE_BYTES;
+    for (long at = 0; at < Plan::LEN; at += Plan::SLICE) {
+      const int len = (int)min_of(Plan::SLICE, Plan::LEN - at);
+      for (long h = c.begin * PRODUCTS; h < c.end * PRODUCTS; h++) {
+        const char* panel = Stored::unpack(w + h * PRODUCT_BYTES, Plan::LEN, at, len, unpacked);
+        const char* next = Stored::at(w + (h + (h + 1 < c.end * PRODUCTS)) * PRODUCT_BYTES, at);
+        for (int t = 0, done = 0; t < tiles.count; t++) {
+          TileArgs a{block + at * 4, off + done, taps, 1, len, nullptr, nullptr, Plan::SEGMENT, nullptr, 0, at > 0};
+          run_tile<Kind, Stored>(tiles, t, a, panel, next, PANEL, sums + (h - c.begin * PRODUCTS) * SUMS + done * PANEL);
+          done += tiles.rows + (t < tiles.tall);
+        }
+      }
+    }
+    const int rows = (int)Plan::positions(c.block);
+    for (long pn = c.begin; pn < c.end; pn++)
+      apply_epilogue<Plan::N, Plan::DUAL>(sums + (pn - c.begin) * PRODUCTS * SUMS, SUMS, rows,
+                                          Plan::first_row(c.image, c.block), pn * PANEL, 0, epi);
+  }
+}
+
+template <class Plan, class TX, class TW, class Epi>
+NPU_INLINE void blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, int* counter) {
+  using Kind = typename Plan::Kind;
+  using Stored = typename Plan::Stored;
+  using Slices = TapSlices<Plan>;
+  using Chunks = Chunk<Plan, !Plan::RESIDENT && !Plan::COPY>;
+  constexpr long UNITS = (long)Plan::NTAPS * Plan::LEN, PRODUCTS = 1 + Plan::DUAL, SUMS = Slices::SUMS;
+  constexpr long PRODUCT_BYTES = Stored::panel_bytes(UNITS), PANEL_BYTES = PRODUCTS * PRODUCT_BYTES;
+  int32_t* off = (int32_t*)th.scratch;
+  long* taps = (long*)(th.scratch + align64(Plan::Q * 4));
+  char* copy = th.scratch + blocked_tables_bytes<Plan>();
+  float* acc = (float*)(th.scratch + copy_end<Plan>());
+  char* unpacked = (char*)acc + PRODUCTS * align64(SUMS * 4);
+  long part = 0, prepared = -1, i = own_chunk(th, counter, Chunks::COUNT, part);
+  if (i >= Chunks::COUNT) return;
+  Plan::tables(off, taps);
+  const char* block = nullptr;
+  const Tilings<Kind, Plan, Plan::N> tilings;
+  while (i < Chunks::COUNT) {
+    const Chunks c = Chunks::of(i);
+    if (prepared != c.image * Plan::BLOCKS + c.block) {
+      block = Plan::prepare(x, c.image, c.block, copy);
+      prepared = c.image * Plan::BLOCKS + c.block;
+    }
+    const Tiling& tiles = tilings.of(c.block);
+    const char* w = (const char*)weights + c.image * Plan::W_IMAGE_BYTES;
+    for (long pn = c.begin; pn < c.end; pn++) {
+      const char *panel = w + pn * PANEL_BYTES, *next = panel + PANEL_BYTES;
+      if (pn + 1 == c.end) {  // claim the next chunk early, to prefetch its first weights
+        i = own_chunk(th, counter, Chunks::COUNT, part);
+        const Chunks after = Chunks::of(i);
+        next = (const char*)weights + after.image * Plan::W_IMAGE_BYTES + after.begin * PANEL_BYTES;
+        if (i >= Chunks::COUNT || next == panel) next = nullptr;
+      }
+      const long group = pn / Plan::NP, col = pn % Plan::NP * PANEL, row = Plan::first_row(c.image, c.block);
+      const char* from = block + group * Plan::GROUP_BYTES;
+      const char* plain[PRODUCTS];
+      for (long i = 0; i < PRODUCTS; i++)
+        plain[i] =
+            Stored::unpack(panel + i * PRODUCT_BYTES, UNITS, 0, UNITS, unpacked + i * unpacked_bytes<Plan>(UNITS));
+      for (int tap = 0; tap < Plan::NTAPS; tap += Slices::TAPS) {
+        const bool last = tap + Slices::TAPS >= Plan::NTAPS;
+        const char* after = last ? next : panel + (tap + Slices::TAPS) * Slices::TAP_BYTES;
+        for (int t = 0, done = 0; t < tiles.count; t++) {
+          const int rows = tiles.rows + (t < tiles.tall), ntaps = (int)min_of(Slices::TAPS, Plan::NTAPS - tap);
+          TileArgs a{from, off + done, taps + tap, ntaps, Plan::LEN, nullptr, nullptr, Plan::SEGMENT, nullptr, 0};
+          a.add = tap > 0;
+          float* sums = acc + (Slices::DIVIDED ? done * PANEL : 0);
+          for (long i = 0; i < PRODUCTS; i++)
+            run_tile<Kind, Stored>(tiles, t, a, plain[i] + tap * Slices::TAP_BYTES,
+                                   after ? after + i * PRODUCT_BYTES : nullptr, Plan::N - col, sums + i * SUMS);
+          if (last) apply_epilogue<Plan::N, Plan::DUAL>(sums, SUMS, rows, row + done, col, group * Plan::N, epi);
+          done += rows;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace npu
