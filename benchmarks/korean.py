@@ -18,6 +18,7 @@ LABELS = {
     r"ratio": "비율",
     r"model": "모델",
     r"of bandwidth": "대역폭 대비",
+    r"GGUF file": "GGUF 파일",
     r"µs a call, batch 1": "호출당 µs, 배치 1",
     r"a decode step": "디코드 한 단계",
     r"launches": "실행 횟수",
@@ -67,6 +68,22 @@ SENTENCES = {
     r"minima\.": (
         r"중앙값(밀리초, 토큰 하나 또는 프롬프트 전체), \1, 따로 적지 않으면 스레드 \2개, \3, \4. 괄호 안은 나머지 중 "
         r"가장 빠른 것과 비교한 시간의 비율로, 라운드별 비율의 중앙값과 최솟값의 비율입니다."
+    ),
+    r"Median milliseconds \(a token, or the whole prompt\), (\d+) threads, (.+?), (\d{4}-\d\d-\d\d); in brackets the "
+    r"ratio to llama\.cpp on the same file, median of the rounds, and that of the minima\.": (
+        r"중앙값(밀리초, 토큰 하나 또는 프롬프트 전체), 스레드 \1개, \2, \3. 괄호 안은 같은 파일을 쓰는 llama.cpp와 "
+        r"비교한 시간의 비율로, 라운드별 비율의 중앙값과 최솟값의 비율입니다."
+    ),
+    r"Random weights in the types that `llama-quantize` would choose, but smollm2 is SmolLM2-135M-Instruct in q4_1\.": (
+        "가중치는 `llama-quantize`가 고를 타입의 무작위 값이지만, smollm2는 q4_1로 된 SmolLM2-135M-Instruct입니다."
+    ),
+    r"The last column is what npusim read of the weights, divided by what a bandwidth probe read in that time\.": (
+        "마지막 열은 npusim이 읽은 가중치의 바이트를, 같은 시간에 대역폭 측정 프로그램이 읽은 양으로 나눈 값입니다."
+    ),
+    r"npusim's logits passed the error gate \(RMS error against float32 with the decoded weights ≤ ([\d.]+) × PyTorch "
+    r"eager's in bfloat16\) unless marked ✗\.": (
+        r"✗ 표시가 없으면 npusim의 로짓은 오차 기준(디코딩한 가중치로 계산한 float32 대비 RMS 오차 ≤ \1 × bfloat16에서 "
+        r"PyTorch eager의 오차)을 통과했습니다."
     ),
     r"The last column is the size of weights and cache in (\d+) bits, divided by what a bandwidth probe read in "
     r"that time; in brackets for the bytes that npusim read, which stores weights in (\d+) bits\.": (

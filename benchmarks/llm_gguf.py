@@ -27,7 +27,7 @@ from gguf_models import MIXES, quantised_file
 from gguf_reference import reference_logits
 from llm_cpu import FAR, LENGTHS, MODELS, PROMPT, Worker, measure
 from llm_engines import THREADS, prompt
-from readme import ROOT, hardware, merged, publish, results_path, without_files
+from readme import ROOT, hardware, merged, publish, results_path, without_files, write_tables
 
 sys.path.insert(0, str(ROOT))
 
@@ -36,7 +36,11 @@ PACKAGES = {"llama.cpp": "llama-cpp-python"}
 REAL = "smollm2"
 DEFAULT = ("qwen2.5-1.5b:q4_0", "qwen2.5-1.5b:q4_k_m", "qwen2.5-1.5b:q8_0", REAL)
 SPREAD = 0.02  # of the ratios of rounds, below which half of the rounds suffice
-METRICS = {"decode": f"decode at {PROMPT}", "decode far": f"decode at {FAR}", "prefill": f"prefill of {PROMPT}"}
+METRICS = {
+    "decode": f"decode at position {PROMPT}",
+    "decode far": f"decode at position {FAR}",
+    "prefill": f"prefill of {PROMPT}",
+}
 
 
 def model_folder(work: Path, name: str) -> Path:
@@ -98,7 +102,7 @@ def run(name: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     spent = {"loading": ready - begin, "verdict": judged - ready, "measuring": time.perf_counter() - judged}
     print(name, ", ".join(f"{what} {seconds:.0f} s" for what, seconds in spent.items()), flush=True)
     file_bytes = (folder / "model.gguf").stat().st_size
-    rows = []
+    found = []
     for metric in METRICS:
         for e, seconds in times.get(metric, {}).items():
             ours = times[metric]["npusim"]
@@ -110,43 +114,52 @@ def run(name: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             }  # fmt: skip
             if metric != "prefill":
                 row["probe_gb_per_s"] = 1e-9 / statistics.median(times[f"{metric} probe"][e])
-            rows.append(row)
+            found.append(row)
     facts = {e: w.facts for e, w in workers.items()}
     for w in (*workers.values(), probe):
         w.close()
     result = {
-        "model": name, "date": date.today().isoformat(), "file_bytes": file_bytes, "verdict": checked, "rows": rows,
+        "model": name, "date": date.today().isoformat(), "file_bytes": file_bytes, "verdict": checked, "rows": found,
         "processes": facts,
     }  # fmt: skip
-    print(table({"models": [result]}), json.dumps(facts), flush=True)
+    print(*rows([result]), json.dumps(checked), json.dumps(facts), sep="\n", flush=True)
     return result
 
 
-def table(results: dict[str, Any]) -> str:
+def rows(models: list[dict[str, Any]]) -> list[str]:
     """Return Markdown: milliseconds by model, metric and engine."""
-    heads = ("model", "npusim", "llama.cpp", "ratio (of minima)", "read, of probe", "verdict")
-    lines = [f"| {' | '.join(heads)} |", "|---|---:|---:|---:|---:|---|"]
-    for m in results["models"]:
-        v = m["verdict"]
-        judged = "not checked"
-        if v:
-            errors = ", ".join(f"{e} {v[e]['rms']:.4f}" for e in ("npusim", "eager", "llama.cpp") if e in v)
-            judged = ("within the gate" if v["within_gate"] else "✗ OUTSIDE THE GATE") + f": RMS {errors}"
+    lines = ["| GGUF file | npusim | llama.cpp | of bandwidth |", "|---|---:|---:|---:|"]
+    for m in models:
+        mark = "" if m["verdict"] and m["verdict"]["within_gate"] else " ✗"
         for metric, label in METRICS.items():
             by = {r["engine"]: r for r in m["rows"] if r["metric"] == metric}
             if "npusim" not in by:
                 continue
-            ours, theirs = by["npusim"], by.get("llama.cpp", {})
-            peer = " | "
-            if theirs:
-                peer = f"{theirs['median_ms']:.1f} | {theirs['npusim_ratio']:.2f} ({theirs['ratio_of_minima']:.2f})"
-            rate = ""
-            if "probe_gb_per_s" in ours:
+            ours, theirs = by["npusim"], by.get("llama.cpp")
+            cell, peer, share = f"**{ours['median_ms']:.1f}**", "", ""
+            if theirs is not None:
+                cell += f" (×{theirs['npusim_ratio']:.2f}, ×{theirs['ratio_of_minima']:.2f})"
+                peer = f"{theirs['median_ms']:.1f}"
+            if metric == "decode":
                 read = m["processes"]["npusim"]["weight_bytes"] / ours["median_ms"] / 1e6
-                rate = f"{read:.1f} of {ours['probe_gb_per_s']:.1f} GB/s"
-            cells = [f"{m['model']}, {label}", f"**{ours['median_ms']:.1f}**", peer, rate, judged]
-            lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+                share = f"{read / ours['probe_gb_per_s']:.0%}"
+            lines.append(f"| {m['model']}, {label} | {cell}{mark} | {peer} | {share} |")
+    return lines
+
+
+def table(results: dict[str, Any]) -> str:
+    """Return Markdown: the rows of all models, and a caption."""
+    versions = ", ".join(f"{k} {v}" for k, v in results["versions"].items())
+    caption = (
+        f"Median milliseconds (a token, or the whole prompt), {results['threads']} threads, {results['hardware']}, "
+        f"{results['date']}; in brackets the ratio to llama.cpp on the same file, median of the rounds, and that of "
+        "the minima. Random weights in the types that `llama-quantize` would choose, but smollm2 is "
+        "SmolLM2-135M-Instruct in q4_1. The last column is what npusim read of the weights, divided by what a "
+        "bandwidth probe read in that time. npusim's logits passed the error gate (RMS error against float32 with the "
+        "decoded weights ≤ 1.1 × PyTorch eager's in bfloat16) unless marked ✗. "
+        f"Versions: {versions}. Command: `{results['command']}`."
+    )
+    return "\n".join([*rows(results["models"]), "", caption])
 
 
 def begun(results: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -176,7 +189,11 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=ROOT / ".bench", help="where the models are kept (up to 4 GB)")
     parser.add_argument("--out", type=Path, help="default for a whole run: in benchmarks/results")
     parser.add_argument("--merge", type=Path, nargs="+", default=[], help="results that --out wrote on other machines")
+    parser.add_argument("--table", action="store_true", help="write the stored results into the pages")
     args = parser.parse_args()
+    if args.table:
+        write_tables("gguf", "cpu_gguf", table, readme=False)
+        return
     for path in args.merge:
         part = json.loads(path.read_text())
         stored = results_path("cpu_gguf", part["hardware"])
@@ -200,6 +217,8 @@ def main() -> None:
         kept = merged(kept, results | {"models": [run(name, folder, args)]}, "models", lambda m: m["model"])
         publish(kept, out)
     print(table(kept))
+    if out == results_path("cpu_gguf", hardware()):
+        write_tables("gguf", "cpu_gguf", table, readme=False)
 
 
 if __name__ == "__main__":

@@ -88,11 +88,11 @@ def publish(results: dict[str, Any], path: Path | None) -> None:
     print(f"wrote {path}")
 
 
-def write_tables(name: str, kind: str, table: Callable[[dict[str, Any]], str]) -> None:
-    """Write the ``table`` of a kind of results for each machine into the pages about performance, and that of the first
-    machine into the README."""
+def write_tables(name: str, kind: str, table: Callable[[dict[str, Any]], str], readme: bool = True) -> None:
+    """Write the ``table`` of a kind of results for each machine into the pages about performance, and with ``readme``
+    that of the first machine into the README."""
     tables = [table(results) for results in stored(kind)]
-    write_section(name, "\n\n".join(tables), short=tables[0])
+    write_section(name, "\n\n".join(tables), readme, short=tables[0])
 
 
 def write_section(name: str, text: str, readme: bool = True, short: str | None = None) -> None:

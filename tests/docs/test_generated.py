@@ -16,10 +16,13 @@ from .snippets import ROOT, prose
 FIGURES = ROOT / "docs" / "figures"
 RESULTS = ROOT / "benchmarks" / "results"
 SECTIONS = {  # -> the kind of results, of which each machine has a file
-    "cpu": "cpu_resnet_*", "calls": "calls_*", "gpu": "h200", "llm": "cpu_llm_*", "metal": "metal_counts",
+    "cpu": "cpu_resnet_*", "calls": "calls_*", "gpu": "h200", "llm": "cpu_llm_*", "gguf": "cpu_gguf_*",
+    "metal": "metal_counts",
 }  # fmt: skip
-SCRIPTS = {"cpu": "cpu", "calls": "calls", "gpu": "gpu_table", "llm": "llm_cpu", "metal": "metal_counts"}
-ONLY_PERFORMANCE = ("metal",)  # sections that the README has not
+SCRIPTS = {
+    "cpu": "cpu", "calls": "calls", "gpu": "gpu_table", "llm": "llm_cpu", "gguf": "llm_gguf", "metal": "metal_counts",
+}  # fmt: skip
+ONLY_PERFORMANCE = ("metal", "gguf")  # sections that the README has not
 
 
 def script(folder: str, name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from npu_compiler.graph.graph import Graph
+from npu_compiler.pipeline import run_graph
+from npu_compiler.schedule.anchors import Conv2d
 from npu_compiler.targets.cpu.devices import DEVICES
 from npu_compiler.targets.cpu.pieces import pieces_are_faster
 from npu_compiler.weights import packing
@@ -58,3 +60,13 @@ def test_pieces_are_chosen_by_the_rates_of_the_device(
     w = graph.input("w", (k, filter, filter, c // groups), dtype)
     y = graph.conv2d(x, w, (stride, stride), (pad,) * 4, (1, 1), groups)
     assert pieces_are_faster(y.node, ROWS[device]) is wanted
+
+
+@pytest.mark.parametrize(("switches", "pieces"), [((), 2), (("pieces",), 1)])
+def test_the_choice_can_be_switched_off(switches: tuple[str, ...], pieces: int) -> None:
+    g = Graph("conv")
+    x, w = g.input("x", (1, 28, 28, 128), "float16"), g.weight("w", (128, 1, 1, 128), "float16")
+    g.outputs = [("y", g.conv2d(x, w, (1, 1), (0, 0, 0, 0), (1, 1), 1).cast("float16"))]
+    schedule = run_graph(g, "cpu:amx", disable=switches).schedule
+    assert schedule is not None
+    assert [k.pieces for k in schedule.kernels if isinstance(k, Conv2d)] == [pieces]
