@@ -43,7 +43,8 @@ def load(name: str, max_len: int, dtype: str) -> LLM:
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=IN_FULL)])
+@IN_FULL  # test_checkpoint.py has its story
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_tinystories(dtype: str) -> None:
     answer = load("tinystories-15m", 256, dtype).generate([1], max_tokens=40, stream=False)
     assert len(answer.tokens) == 40 and answer.text == STORY

@@ -13,6 +13,7 @@ from npu_compiler.frontend import state_dict_numpy
 from npusim import models
 
 from ..support.ir_files import FILES, random_weights
+from ..support.sweeps import IN_FULL
 from ..support.torch_oracle import run_ir
 from .gate import Expected, compile_whole, join, run
 from .random_models import image_model, images, randomise
@@ -34,7 +35,11 @@ def check(graph: IRGraph, weights: dict[str, np.ndarray], count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "runs"), [("mlp", 20), ("convnet", 20), ("simple_convnet_ir", 20), ("resnet18", 4), ("resnet50", 2)]
+    ("name", "runs"),
+    [
+        ("mlp", 20), ("convnet", 20), ("simple_convnet_ir", 20), ("resnet18", 4),
+        pytest.param("resnet50", 2, marks=IN_FULL),
+    ],
 )
 def test_stored_ir(name: str, runs: int) -> None:
     graph = load_ir(FILES / f"{name}.json")

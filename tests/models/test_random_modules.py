@@ -1,4 +1,4 @@
-"""Random modules give PyTorch's results: ops, dtypes, shapes and layouts that nobody chose to go together.
+"""Random modules give PyTorch's results: ops, dtypes, shapes and layouts in combinations that no other test has.
 
 ``python -m tests.models.test_random_modules SEED COUNT`` runs any number, and prints failing ones as short as it can
 make them.

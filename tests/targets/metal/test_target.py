@@ -182,7 +182,8 @@ def test_the_command_line_compiles_a_language_model(tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- models
-@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=IN_FULL), "float16"])
+@IN_FULL  # tests/runtime/metal/test_models.py runs it, too
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_resnet18(dtype: str) -> None:
     model, runs = image_model("resnet18", 32), [(images(2, 32),)]
     wanted = expect(model, runs, dtype)
@@ -196,7 +197,8 @@ def test_resnet18(dtype: str) -> None:
     np.testing.assert_array_equal(watched[0], other[0])
 
 
-@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=IN_FULL), "bfloat16"])
+@IN_FULL  # tests/runtime/metal/test_models.py runs a decoder, too
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_small_llama(tmp_path: Path, dtype: str) -> None:
     """Prompts in chunks and single tokens, against the CPU target, which is tested against PyTorch."""
     path = small_model.write_model(tmp_path / "small", torch_dtype=dtype)
