@@ -163,8 +163,8 @@ def table(results: dict[str, Any]) -> str:
 
 
 def begun(results: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the results of the file ``path``, whose models keep their days, or ``results`` if there is no such file or
-    it has other versions of a package."""
+    """Return the results in the file ``path``, where every model has its day, or ``results`` if the file does not exist
+    or has other versions of a package."""
     if not path.exists():
         return results
     old = json.loads(path.read_text())

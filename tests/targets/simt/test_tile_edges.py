@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from npu_compiler import target_config
+from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.frontend import capture, state_dict_numpy
 from npu_compiler.targets.simt.kernels import depthwise, loops, transposed
 from npu_runtime import Executor
@@ -87,20 +88,25 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Args]]] = {
 dtypes = pytest.mark.parametrize("dtype", ["float32", pytest.param("float16", marks=IN_FULL), "bfloat16"])
 
 
+def checked(name: str, make: Callable[[], tuple[nn.Module, Args]], dtype: str) -> CompiledProgram:
+    """The program of a case, after runs in two orders of threads, with float64 as the judge."""
+    torch.manual_seed(1)
+    model, inputs = make()
+    low = getattr(torch, dtype)
+    wanted, model, args = expect(model, [inputs], dtype), model.eval().to(low), cast(inputs, low)
+    program = compile_whole(capture(model, args), target="metal")
+    for order in ("ascending", "shuffled"):
+        try:
+            wanted.check(run(program, state_dict_numpy(model), [args], EmulatedMetal(order, seed=11)))
+        except Exception as error:
+            raise AssertionError(f"{name} {dtype} {order}: {error}") from error
+    return program
+
+
 @dtypes
 def test_shape(dtype: str) -> None:
-    """Every case, with float64 as the judge."""
     for name, make in CASES.items():
-        torch.manual_seed(1)
-        model, inputs = make()
-        low = getattr(torch, dtype)
-        wanted, model, args = expect(model, [inputs], dtype), model.eval().to(low), cast(inputs, low)
-        program = compile_whole(capture(model, args), target="metal")
-        for order in ("ascending", "shuffled"):
-            try:
-                wanted.check(run(program, state_dict_numpy(model), [args], EmulatedMetal(order, seed=11)))
-            except Exception as error:
-                raise AssertionError(f"{name} {dtype} {order}: {error}") from error
+        checked(name, make, dtype)
 
 
 def test_a_product_without_rows() -> None:
@@ -171,13 +177,6 @@ def test_squares_of_transposed_points(dtype: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(transposed, "MIN_POINTS", 1)
     monkeypatch.setattr(transposed, "MIN_RESULTS", 1)
     for name, make in TRANSPOSED.items():
-        torch.manual_seed(1)
-        model, inputs = make()
-        low = getattr(torch, dtype)
-        wanted, model, args = expect(model, [inputs], dtype), model.eval().to(low), cast(inputs, low)
-        program = compile_whole(capture(model, args), target="metal")
-        source = "".join(program.sources.values())
+        source = "".join(checked(name, make, dtype).sources.values())
         assert "square0" in source, name
         assert ("_transposed_" in source) == (name in ("images", "depthwise")), name
-        for order in ("ascending", "shuffled"):
-            wanted.check(run(program, state_dict_numpy(model), [args], EmulatedMetal(order, seed=11)))

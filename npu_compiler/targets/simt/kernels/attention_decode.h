@@ -248,7 +248,8 @@ template <class C> struct DecodeAttention {
 
   INLINE void store(int head, int e, float x) { out[head * C::O_H + e * C::O_D] = narrow<T>(x); }
 
-  // Stores the workgroup's sums as a part, or the results if there is no other part. Returns whether it is a part.
+  // Stores the results if this workgroup has all keys, and else its sums for them to be combined. Returns whether they
+  // have to be combined.
   INLINE bool store_part() {
     const bool is_part = C::SPLITS > 1 && active > 1;
     if (at.subgroup >= SLICES || row >= C::HEADS_PER_KV) return is_part;

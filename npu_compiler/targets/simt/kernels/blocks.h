@@ -88,9 +88,9 @@ INLINE float signed_byte_at(THREAD const uint* words, int n) {
 }
 
 // -- formats
-// What fragments of bf16 have in common.
-struct BFloatCodes {
-  typedef bf16 Value;
+// What codes have in common that become values of type T in fragments, without a constant added to them.
+template <class T> struct ValueCodes {
+  typedef T Value;
   CONSTANTS bool RAISED = false;
   CONSTANTS int RAISE = 0;
   static INLINE float factor(int) { return 1.0f; }
@@ -121,7 +121,7 @@ template <int FIRST> struct LinearHalves<4, FIRST> {
   typedef NibbleHalves<FIRST> Codes;
 };
 // Values code + FIRST: those of bf16 from 128 on are one apart, so a code is the low bits of 128 + code.
-template <int BITS_, int FIRST> struct LinearCodes : BFloatCodes {
+template <int BITS_, int FIRST> struct LinearCodes : ValueCodes<bf16> {
   typedef typename LinearHalves<BITS_, FIRST>::Codes Halves;
   CONSTANTS int BITS = BITS_;
   CONSTANTS bool RAISED = true;
@@ -148,7 +148,7 @@ template <int BITS_, int FIRST> struct LinearCodes : BFloatCodes {
 INLINE uint signed_pair(uint bytes) {
   return pair_subtract(masked_or(bytes, 0x007f007fu, 0x43004300u), masked_or(bytes, 0x00800080u, 0x43004300u));
 }
-struct SignedBytes : BFloatCodes {
+struct SignedBytes : ValueCodes<bf16> {
   typedef SignedBytes Halves;
   CONSTANTS int BITS = 8;
   static INLINE uint4 raised(THREAD const PieceCodes<8>& codes, int r) { return pairs(codes, r); }
@@ -161,12 +161,7 @@ struct SignedBytes : BFloatCodes {
     return v;
   }
 };
-struct Fp8Halves {
-  typedef f16 Value;
-  CONSTANTS bool RAISED = false;
-  CONSTANTS int RAISE = 0;
-  static INLINE float factor(int) { return 1.0f; }
-  static INLINE uint raise(int) { return 0; }
+struct Fp8Halves : ValueCodes<f16> {
   static INLINE uint4 raised(THREAD const PieceCodes<8>& codes, int r) {
     const uint2 left = halves_of_e4m3(codes.low[2 * r]), right = halves_of_e4m3(codes.low[2 * r + 1]);
     uint4 v;
@@ -174,7 +169,7 @@ struct Fp8Halves {
     return v;
   }
 };
-struct Fp8Codes : BFloatCodes {
+struct Fp8Codes : ValueCodes<bf16> {
   typedef Fp8Halves Halves;
   CONSTANTS int BITS = 8;
   static INLINE uint4 raised(THREAD const PieceCodes<8>& codes, int r) { return pairs(codes, r); }
@@ -188,7 +183,7 @@ struct Fp8Codes : BFloatCodes {
   }
 };
 // Entries of a table of 16 signed bytes: TABLE0 has the first four of them.
-template <uint TABLE0, uint TABLE1, uint TABLE2, uint TABLE3> struct ListedCodes : BFloatCodes {
+template <uint TABLE0, uint TABLE1, uint TABLE2, uint TABLE3> struct ListedCodes : ValueCodes<bf16> {
   typedef ListedCodes Halves;
   CONSTANTS int BITS = 4;
   static INLINE uint4 raised(THREAD const PieceCodes<4>& codes, int r) { return pairs(codes, r); }
