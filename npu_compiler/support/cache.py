@@ -189,7 +189,10 @@ class Cache:
         return sum(size for _, size, _ in self._entries())
 
     def trim(self) -> None:
-        """Remove the entries used longest ago until the limit holds; call it once after a batch of :meth:`put`."""
+        """Remove the entries used longest ago until the limit holds; call it once after a batch of :meth:`put`. A cache
+        that stores nothing keeps what others stored there."""
+        if not self.limit:
+            return
         entries = self._entries()
         total = sum(size for _, size, _ in entries)
         if total <= self.limit:

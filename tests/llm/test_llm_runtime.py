@@ -407,9 +407,12 @@ def test_changed_weights_are_noticed(llm: LLM, cache: Path, tmp_path: Path) -> N
     assert other._fingerprint() != same._fingerprint() == llm._fingerprint()
 
 
-def test_without_cache_nothing_is_kept(
+def test_without_cache_nothing_is_kept_and_nothing_removed(
     model: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llm: LLM
 ) -> None:
+    kept = {p for section in ("programs", "weights") for p in (cache / section).glob("??/*")}
+    LLM.load(model, max_len=MAX_LEN + 1, cache=False)
+    assert kept and all(p.exists() for p in kept)
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "kernels").symlink_to(cache / "kernels")
     monkeypatch.setenv("NPU_CACHE_DIR", str(tmp_path / "cache"))

@@ -215,6 +215,15 @@ def test_cache_is_bounded_and_forgets_the_least_recently_used(tmp_path: Path) ->
     assert cache.get("larger than all") is None
 
 
+def test_a_cache_that_is_off_keeps_what_others_stored(tmp_path: Path) -> None:
+    kept = Cache(tmp_path / "c", 10_000)
+    kept.put("key", b"data")
+    off = Cache(tmp_path / "c", 0)
+    off.put("other", b"data")
+    off.trim()
+    assert off.get("key") is None and kept.get("key") == b"data" and kept.get("other") is None
+
+
 def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "c", 10_000)
     cache.put("key", b"data")
