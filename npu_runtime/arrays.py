@@ -85,13 +85,15 @@ def _aligned(
 ) -> np.ndarray:
     size = math.prod(shape) * dtype.itemsize
     check_memory(size, f"an array of shape {list(shape)}")
-    align = HUGE_PAGE if size >= pages_from else ALIGNMENT
     try:
-        raw = _pages(size + align) if align == HUGE_PAGE else allocate(size + align, np.uint8)
+        raw = _pages(size) if size >= pages_from else _at_multiple(allocate(size + ALIGNMENT, np.uint8), ALIGNMENT)
     except (MemoryError, OSError):
         raise BackendError(f"there is no memory for {size} bytes (shape {list(shape)}, dtype {dtype})") from None
-    start = -raw.ctypes.data % align
-    return raw[start : start + size].view(dtype).reshape(tuple(shape))
+    return raw[:size].view(dtype).reshape(tuple(shape))
+
+
+def _at_multiple(raw: np.ndarray, align: int) -> np.ndarray:
+    return raw[-raw.ctypes.data % align :]
 
 
 def zeros(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
@@ -105,13 +107,16 @@ def _anonymous(size: int) -> mmap.mmap:
 
 
 def _pages(size: int) -> np.ndarray:
-    """Return zeroed memory, in huge pages if the system has them: streaming weights through 4 KB pages costs up to a
-    third."""
-    memory = _anonymous(size)
+    """Return at least ``size`` bytes of zeroed memory at a multiple of a huge page, in huge pages if the system has
+    them: streaming weights through 4 KB pages costs up to a third. What does not fill a huge page has ordinary pages,
+    of which only those that are written take memory."""
+    memory = _anonymous(size + HUGE_PAGE)
+    raw = np.frombuffer(memory, np.uint8)
+    aligned = _at_multiple(raw, HUGE_PAGE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without huge pages: ordinary ones
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, np.uint8)
+            memory.madvise(mmap.MADV_HUGEPAGE, raw.size - aligned.size, size // HUGE_PAGE * HUGE_PAGE)
+    return aligned
 
 
 class Block:
