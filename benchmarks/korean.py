@@ -58,10 +58,10 @@ SENTENCES = {
         r"✗ 표시가 없는 npusim의 수치는 모두 오차 기준(float64 대비 RMS 오차 ≤ \1 × 같은 dtype에서 PyTorch "
         r"eager의 오차, 가장 큰 다섯 점수가 같음)을 통과했습니다."
     ),
-    r"Compiling ResNet-50 takes ([\d.]+) s cold and ([\d.]+) s warm, loading it with its weights ([\d.]+) s, "
-    r"importing the packages ([\d.]+) s of CPU time; its float16 arena is ([\d.]+) MB\.": (
+    r"Compiling ResNet-50 takes ([\d.]+) s cold and ([\d.]+) s warm, loading it with its weights ([\d.]+) s; "
+    r"its float16 arena is ([\d.]+) MB\.": (
         r"ResNet-50을 컴파일하는 데는 캐시가 없으면 \1초, 있으면 \2초가 걸립니다. 가중치와 함께 불러오는 데는 "
-        r"\3초, 패키지를 임포트하는 데는 CPU 시간으로 \4초가 걸립니다. float16 아레나는 \5 MB입니다."
+        r"\3초가 걸립니다. float16 아레나는 \4 MB입니다."
     ),
     r"Median milliseconds \(a token, or the whole prompt\), (\w+), (\d+) threads unless stated, (.+?), "
     r"(\d{4}-\d\d-\d\d); in brackets the ratio to the fastest of the others, median of the rounds, and that of the "

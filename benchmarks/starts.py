@@ -1,4 +1,4 @@
-"""How long the parts of a start take: importing, compiling and loading, in fresh processes."""
+"""How long the parts of a start take: compiling and loading, in fresh processes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from readme import ROOT
 
 STARTS = """
 import json, sys, time
-cpu = time.process_time()
 import npu_compiler, npu_runtime
-cpu = time.process_time() - cpu
 from npu_compiler.aten.json_reader import load_ir
 ir = load_ir(sys.argv[1])
 t = time.perf_counter()
@@ -28,14 +26,13 @@ weights = {w.key: rng.uniform(0.5, 1, w.shape).astype(w.dtype) for w in program.
 t = time.perf_counter()
 npu_runtime.load(sys.argv[2], weights)
 loaded = time.perf_counter() - t
-print(json.dumps([cpu, compiled, loaded, program.entries["main"].arena_bytes]))
+print(json.dumps([compiled, loaded, program.entries["main"].arena_bytes]))
 """
 
 
 def start_times() -> dict[str, float]:
-    """Measure ResNet-50 in float16 in fresh processes: seconds to import (CPU time), to compile with an empty and with
-    a filled cache, and to load the program with its weights; bytes of its arena. Medians of five, except for the empty
-    cache."""
+    """Measure ResNet-50 in float16 in fresh processes: seconds to compile with an empty and with a filled cache,
+    and to load the program with its weights; bytes of its arena. Medians of five, except for the empty cache."""
     source = ROOT / "tests" / "data" / "ir" / "resnet50.json"
     with tempfile.TemporaryDirectory() as cache:
         # Byte code is written, as for an installed package.
@@ -46,11 +43,10 @@ def start_times() -> dict[str, float]:
             json.loads(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
             for _ in range(6)
         ]
-    imports, compiled, loaded, arena = (list(column) for column in zip(*runs, strict=True))
+    compiled, loaded, arena = (list(column) for column in zip(*runs, strict=True))
     return {
         "cold_s": compiled[0],
         "warm_s": statistics.median(compiled[1:]),
         "load_s": statistics.median(loaded[1:]),
-        "import_cpu_s": statistics.median(imports[1:]),
         "arena_bytes_resnet50_float16_batch1": arena[0],
     }
