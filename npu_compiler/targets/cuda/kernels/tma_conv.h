@@ -11,7 +11,8 @@
 // stage; TAPS, KERNEL_W, CHANNELS, STRIDE_H, PAD_TOP, PAD_LEFT, DILATION_H, DILATION_W; FILTER_SIZE: elements of all
 // filters; of images OVERLAPPING: IMAGE_SIZE, IMAGE_H. KEEPS_SHARED: what columns share stays in registers.
 #pragma once
-#include "tma_epilogue.h"
+#include "tma_result_stages.h"
+#include "tma_thread_stores.h"
 
 constexpr int LINE_BLOCK = 8;  // results of a line, and lines, that wgmma multiplies together
 

@@ -1,11 +1,12 @@
 // Matrix products and convolutions on Hopper: persistent thread blocks process tiles of the result, and the next tile's
 // operands are loaded while results are stored. A block has one producer warp and TILE_M / 64 warpgroups
 // (tma_mainloop.h). If there are few tiles, the blocks of a cluster share each tile (split-K): they exchange partial
-// sums, and each adds up its share of the rows, in order (tma_epilogue.h).
+// sums, and each adds up its share of the rows, in order (tma_thread_stores.h).
 //
 //   tma_gemm<D>(Operands<S>{left, right}, ring, full, parts, epilogue, scale, columns, {out, out1, residual}, row_sums, NoSum(), th)
 #pragma once
-#include "tma_epilogue.h"
+#include "tma_result_stages.h"
+#include "tma_thread_stores.h"
 
 // An earlier product whose results stay in registers, as a second operand of the epilogue (dual_conv.py).
 struct NoSum {

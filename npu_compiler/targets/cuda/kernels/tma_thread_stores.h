@@ -1,0 +1,149 @@
+// Threads store the results of a tile: lanes exchange them until each has neighbouring ones. With split-K in a cluster,
+// each block first adds up the partial sums of its share of the rows.
+#pragma once
+#include "tma_epilogue.h"
+
+template <class D, class E>
+INLINE void store_vectors(const E& epilogue, const typename D::Sum* x, int row0, int m, int n, const typename E::Ahead& ahead,
+                          const typename E::Shared& shared, float& sum) {
+#pragma unroll
+  for (int first = 0; first < 8 * D::PRODUCTS; first += E::WIDTH * D::PRODUCTS) {
+    if (m < D::M && n + first < D::N) {
+      const float part = epilogue.store(row0 + m, (n + first) / D::PRODUCTS, x + first, ahead, shared);
+      if (D::SUM_ROWS) sum += part;
+    }
+  }
+}
+
+// `row0`: the first row of the batch. `kept`: the shared vectors of each piece, or null if they must be loaded.
+template <class D, class E, class Rows, class Factors>
+INLINE void store_tile(const E& epilogue, const TileC<D>& acc, const Factors& factors, const Rows& row,
+                       int row0, int column0, int lane, const typename E::Ahead* ahead, const typename E::Shared* kept,
+                       float* sums) {
+  constexpr int L = D::PRODUCTS, PIECES = D::TILE_N / (32 * L);
+#pragma unroll
+  for (int g = 0; g < PIECES; g++) {
+    const int n = column0 + g * (32 * L) + (lane & 3) * (8 * L);
+    typename E::Shared shared;
+    if constexpr (D::SHARED) {
+      if (kept != nullptr) shared = kept[g];
+      else epilogue.read_shared(n, shared);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const int m = row(h);
+      if constexpr (D::MERGED) {
+        typename D::Sum x[16];
+        float y[8], z[8];
+#pragma unroll
+        for (int i = 0; i < 16; i++) x[i] = factors.times(acc.v[32 * g + 4 * (i / 2) + 2 * h + i % 2], h);
+        epilogue.compute(m, n / 2, x, y, nullptr, typename E::Ahead(), shared);
+        quad_transpose<1>(y, lane);
+#pragma unroll
+        for (int i = 0; i < 8; i++) z[i] = y[i % 4 * 2 + i / 4];
+        if (m < D::M && n < D::N) epilogue.put(row0 + m, n / 2, z);
+      } else {
+        typename D::Sum x[8 * L];
+#pragma unroll
+        for (int i = 0; i < 8 * L; i++) x[i] = factors.times(acc.v[16 * L * g + i / 2 * 4 + 2 * h + i % 2], h);
+        quad_transpose<L>(x, lane);
+        store_vectors<D>(epilogue, x, row0, m, n, ahead[D::READ_AHEAD ? 2 * g + h : 0], shared, sums[h]);
+      }
+    }
+  }
+  if constexpr (D::TILE_N % (32 * L) != 0) {  // the rest of a row
+#pragma unroll
+    for (int g = PIECES * 4 * L; g < D::TILE_N / 8; g++) {
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const typename D::Sum x[2] = {factors.times(acc.v[4 * g + 2 * h], h), factors.times(acc.v[4 * g + 2 * h + 1], h)};
+        const int m = row(h), n = column0 + g * 8 + (lane & 3) * 2;
+#pragma unroll
+        for (int first = 0; first < 2; first += E::REST * L) {
+          if (m < D::M && n + first < D::N) {
+            const float sum = epilogue.store_rest(row0 + m, (n + first) / L, x + first);
+            if (D::SUM_ROWS) sums[h] += sum;
+          }
+        }
+      }
+    }
+  }
+}
+
+// -- split-K in a cluster
+template <class D, class E> struct Share {
+  static constexpr int ROWS = D::TILE_M / D::SPLITS, LD = D::TILE_N + 16;  // padded to avoid bank conflicts
+  static constexpr int VALUES = E::WIDTH * D::PRODUCTS, PER_ROW = D::TILE_N / VALUES, THREADS = D::TILE_M * 2;
+  static constexpr int VECTORS = (ROWS * PER_ROW + THREADS - 1) / THREADS;  // of a thread
+  int r, n0, m, n;
+
+  INLINE Share(int i, int tid, int rank, TileIndex tile) {
+    const int c = tid + i * THREADS;
+    r = c / PER_ROW;
+    n0 = c % PER_ROW * VALUES;
+    m = tile.m * D::TILE_M + rank * ROWS + r;
+    n = tile.n * D::TILE_N + n0;
+  }
+  INLINE bool inside() const { return r < ROWS && m < D::M && n < D::N; }
+};
+
+// Sends a warp's 16 rows from `row` on to the blocks of the cluster that add them up, whose `sums` are [rank, SHARE,
+// LD]. Two neighbouring lanes exchange pairs of two blocks of 8 columns, so that each stores four neighbours: the even
+// lane those of the first block, the odd lane those of the second.
+template <int SHARE, int LD, int N, class Sum>
+INLINE void cluster_send(Sum* sums, int rank, const WgmmaC<N, Sum>& c, int row, int lane) {
+  const bool odd = lane & 1;
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const int r = row + (lane >> 2) + 8 * h;
+    const uint to = cluster_address(sums + (rank * SHARE + r % SHARE) * LD, r / SHARE);
+#pragma unroll
+    for (int j = 0; j + 1 < N / 8; j += 2) {
+      const Sum* left = c.v + 4 * j + 2 * h;
+      const Sum* right = left + 4;
+      const Sum x = subgroup_xor(odd ? left[0] : right[0], 1), y = subgroup_xor(odd ? left[1] : right[1], 1);
+      const uint at = to + (j + (odd ? 1 : 0)) * 32 + (lane & 2) * 8;
+      if (odd) cluster_store(at, x, y, right[0], right[1]);
+      else cluster_store(at, left[0], left[1], x, y);
+    }
+    if (N / 8 % 2)
+      cluster_store(to + (N / 8 - 1) * 32 + (lane & 3) * 8, c.v[N / 2 - 4 + 2 * h], c.v[N / 2 - 3 + 2 * h]);
+  }
+}
+
+// `parts`: shared memory for the partial sums of all blocks. `factor`: the row norm's factor of each vector.
+template <class D, class E, class Scale>
+INLINE void store_share(const E& epilogue, const TileC<D>& acc, typename D::Sum* parts, const float* factor,
+                        const typename E::Ahead* ahead, TileIndex tile, int rank, const Thread& th, float* row_sums) {
+  typedef Share<D, E> S;
+  cluster_send<S::ROWS, S::LD>(parts, rank, acc, th.subgroup * 16, th.lane);
+  cluster_barrier();
+#pragma unroll
+  for (int i = 0; i < S::VECTORS; i++) {
+    const S s(i, th.tid, rank, tile);
+    if (s.inside()) {
+      typename D::Sum x[S::VALUES] = {};
+#pragma unroll
+      for (int part = 0; part < D::SPLITS; part++)
+#pragma unroll
+        for (int e = 0; e < S::VALUES; e++) x[e] += parts[(part * S::ROWS + s.r) * S::LD + s.n0 + e];
+      if constexpr (Scale::ENABLED) {
+#pragma unroll
+        for (int e = 0; e < S::VALUES; e++) x[e] *= factor[i];
+      }
+      const int row0 = D::BATCH > 1 ? tile.batch * D::M : 0;
+      const float sum = epilogue.store(row0 + s.m, s.n / D::PRODUCTS, x, ahead[D::READ_AHEAD ? i : 0], typename E::Shared());
+      if (D::SUM_ROWS) parts[s.r * S::LD + s.n0] = sum;  // only this thread has read this place
+    }
+  }
+  if constexpr (D::SUM_ROWS > 0) {
+    named_barrier(1, S::THREADS);
+    for (int r = th.tid; r < S::ROWS; r += S::THREADS) {
+      const int m = tile.m * D::TILE_M + rank * S::ROWS + r;
+      float total = 0.0f;
+      for (int n0 = 0; n0 < D::TILE_N; n0 += E::WIDTH)
+        if (tile.n * D::TILE_N + n0 < D::N) total += parts[r * S::LD + n0];
+      if (m < D::M) row_sums[tile.n * D::SUM_ROWS + m] = total;
+    }
+  }
+}
