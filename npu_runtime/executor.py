@@ -218,12 +218,16 @@ class Executor(TakesWeights):
         """Fix the memory of inputs and outputs for many runs.
 
         All must be DeviceBuffers, or C-contiguous arrays in memory that the device computes in, of the exact shape and
-        dtype. Outputs must be writable and must not overlap anything else. Raises ``InputError``.
+        dtype, where :meth:`Backend.aligned` holds. Outputs must be writable and must not overlap anything else. Raises
+        ``InputError``.
         """
         given = [self._exact(s, v, "input") for s, v in zip(self.inputs, self._ordered(inputs), strict=True)]
         targets = ordered(self.outputs, outputs, "output")
         results = [self._exact(s, v, "output") for s, v in zip(self.outputs, targets, strict=True)]
         everything = [*results, *given]
+        for io, buffer in zip((*self.outputs, *self.inputs), everything, strict=True):
+            if not self.backend.aligned(buffer):
+                raise InputError(f"{io.name!r}: its memory is not at a multiple of 16 bytes; bind a copy of it")
         for at, spec in enumerate(self.outputs):
             if not everything[at].writeable:
                 raise InputError(f"output {spec.name!r}: the array is read-only")
@@ -290,11 +294,17 @@ class Executor(TakesWeights):
     def _input(self, spec: IOSpec, value: Any) -> DeviceBuffer:
         adopted = self.backend.adopt(value)
         if adopted is not None:
-            return self._exact(spec, adopted, "input")
-        array, wanted = host_input(spec, value), dtypes.numpy_dtype(spec.dtype)
-        if array.dtype != wanted or not (array.flags.c_contiguous and array.flags.aligned):
-            array = array.astype(wanted, order="C", copy=True)
-        return self.backend.wrap(array)
+            buffer = self._exact(spec, adopted, "input")
+        else:
+            array, wanted = host_input(spec, value), dtypes.numpy_dtype(spec.dtype)
+            if array.dtype != wanted or not (array.flags.c_contiguous and array.flags.aligned):
+                array = array.astype(wanted, order="C", copy=True)
+            buffer = self.backend.wrap(array)
+        if self.backend.aligned(buffer):
+            return buffer
+        copy = self.backend.allocate_empty(buffer.shape, buffer.dtype)
+        self.backend.copy(copy, buffer)
+        return copy
 
     def _exact(self, spec: IOSpec, value: Any, what: str) -> DeviceBuffer:
         """Return ``value`` without a copy. Raises ``InputError`` if a copy would be needed."""

@@ -87,6 +87,11 @@ class Backend(ABC):
         not such an array."""
         return value if isinstance(value, DeviceBuffer) else None
 
+    def aligned(self, buffer: DeviceBuffer) -> bool:
+        """Return whether kernels can access ``buffer`` where it is: on most devices they load vectors, whose addresses
+        must be multiples of 16 bytes. The executor copies inputs that are not aligned. By default all are."""
+        return True
+
     @abstractmethod
     def copy(self, target: DeviceBuffer, source: DeviceBuffer | np.ndarray) -> None:
         """Overwrite ``target`` with ``source``, which has the same dtype and number of elements, in row-major order.

@@ -62,6 +62,9 @@ class HostBackend(CPUBackend):
 
     name = "host"
 
+    def aligned(self, buffer: DeviceBuffer) -> bool:
+        return buffer.native_handle % 16 == 0
+
     def load_entry(self, program: CompiledProgram, entry: EntryPoint, fixed: Mapping[int, DeviceBuffer]) -> HostEntry:
         return HostEntry(program, entry, fixed)
 

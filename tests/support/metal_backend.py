@@ -109,6 +109,9 @@ class EmulatedMetal(CPUBackend):
         super().__init__()
         self.order, self.seed, self.checks = order, seed, checks
 
+    def aligned(self, buffer: DeviceBuffer) -> bool:
+        return buffer.native_handle % 16 == 0
+
     def load_entry(
         self, program: CompiledProgram, entry: EntryPoint, fixed: Mapping[int, DeviceBuffer]
     ) -> EmulatedEntry:

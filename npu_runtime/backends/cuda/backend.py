@@ -149,6 +149,9 @@ class CUDABackend(Backend):
         pointer, shape, dtype = address
         return CUDABuffer(self, Borrowed(value, pointer), shape, shape, dtype)
 
+    def aligned(self, buffer: DeviceBuffer) -> bool:
+        return int(buffer.native_handle) % 16 == 0
+
     def copy(self, target: DeviceBuffer, source: DeviceBuffer | np.ndarray) -> None:
         padded = isinstance(source, DeviceBuffer) and source.shape != source.alloc_shape
         if padded or target.shape != target.alloc_shape:

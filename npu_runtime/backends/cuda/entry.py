@@ -44,7 +44,7 @@ class CUDAEntry(GPUEntry["CUDABackend"]):
 
     def bind(self, buffers: Mapping[int, DeviceBuffer]) -> Launch:
         for id, buffer in buffers.items():
-            if buffer.native_handle % 16:
+            if not self._backend.aligned(buffer):
                 raise BackendError(f"{self._specs[id].name!r}: its memory is not at a multiple of 16 bytes")
         key = tuple(buffers[id].native_handle for id in sorted(buffers))
         address = {id: b.native_handle for id, b in {**self._fixed, **buffers}.items()}

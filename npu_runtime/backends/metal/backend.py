@@ -108,6 +108,10 @@ class MetalBackend(Backend):
         buffer.whole[...] = array  # no run uses new memory yet
         return buffer
 
+    def aligned(self, buffer: DeviceBuffer) -> bool:
+        at = _metal(buffer).offset
+        return at % 16 == 0 and (_metal(buffer).memory.address + at) % 16 == 0
+
     def copy(self, target: DeviceBuffer, source: DeviceBuffer | np.ndarray) -> None:
         if isinstance(source, MetalBuffer) and not self.commands.idle and self._copy_on_gpu(target, source):
             return

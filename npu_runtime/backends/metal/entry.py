@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_ALIGNMENT = 16  # bytes: kernels load vectors of this size
 _SPARE = 4  # the most indirect command buffers that an entry point keeps for its next binding
 
 
@@ -160,8 +159,8 @@ class MetalEntry(GPUEntry["MetalBackend"]):
         name = self._specs[id].name
         if not isinstance(buffer, MetalBuffer):
             raise BackendError(f"{name!r}: {buffer!r} is not in Metal memory; allocate it with this backend")
-        if (buffer.memory.address + buffer.offset) % _ALIGNMENT or buffer.offset % _ALIGNMENT:
-            raise BackendError(f"{name!r}: its memory is not at a multiple of {_ALIGNMENT} bytes")
+        if not self._backend.aligned(buffer):
+            raise BackendError(f"{name!r}: its memory is not at a multiple of 16 bytes")
         return buffer
 
     def _range(self, id: int, places: Mapping[int, MetalBuffer]) -> Range:

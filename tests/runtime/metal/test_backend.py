@@ -127,6 +127,17 @@ def test_memory_in_the_right_place_is_not_copied(
     assert device.no_copies == 1
 
 
+def test_inputs_between_vectors_are_copied(backend: MetalBackend, convnet: Model) -> None:
+    """Kernels load vectors of 16 bytes; a part of an earlier result may begin anywhere."""
+    executor = Executor(convnet.program, convnet.weights, backend)
+    x = backend.host_array((convnet.x.size + 1,), FLOAT)[1:].reshape(convnet.x.shape)
+    x[...] = convnet.x
+    (result,) = executor.run([x]).values()
+    convnet.check(result)
+    with pytest.raises(InputError, match="not at a multiple of 16 bytes; bind a copy of it"):
+        executor.bind([backend.wrap(x)], [backend.allocate_empty(convnet.expected.shape, FLOAT)])
+
+
 def test_a_mapped_file_lives_until_its_copy_has_run(backend: MetalBackend, convnet: Model, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(convnet.x.tobytes().ljust(mmap.PAGESIZE * 2, b"\0"))
     with (tmp_path / "x").open("rb") as file:
