@@ -6,7 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..support import dtypes
+
+MAX_COMPARED = 1 << 22  # elements of two windows
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,29 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
         strides.append(0 if n == 1 else step)
         step *= n
     return tuple(reversed(strides))
+
+
+def overlap(a: Operand, b: Operand) -> bool:
+    """Return whether two windows have an element in common. Windows of more than ``MAX_COMPARED`` elements whose ranges
+    cross are taken to have one."""
+    if a.buffer.id != b.buffer.id or 0 in a.shape or 0 in b.shape:
+        return False
+    (first, last), (begin, end) = _span(a), _span(b)
+    if last < begin or end < first:
+        return False
+    return max(map(math.prod, (a.shape, b.shape))) > MAX_COMPARED or bool(np.isin(_places(a), _places(b)).any())
+
+
+def _span(o: Operand) -> tuple[int, int]:
+    """Return the first and the last element of a window that is not empty."""
+    return o.offset, o.offset + sum((n - 1) * s for n, s in zip(o.shape, o.strides, strict=True))
+
+
+def _places(o: Operand) -> np.ndarray:
+    places = np.array(o.offset)
+    for n, stride in zip(o.shape, o.strides, strict=True):
+        places = places[..., None] + np.arange(n) * stride
+    return places
 
 
 def bytes_touched(o: Operand) -> int:

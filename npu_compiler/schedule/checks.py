@@ -15,7 +15,7 @@ from ..passes.load_time import static_values
 from ..support import dtypes
 from ..support.errors import CompileError, IncompressibleError
 from . import interp as kernel_interp
-from .kernel import Buffer, Operand
+from .kernel import Buffer, Loops, Operand
 from .memory_planner import in_place, lifetimes
 from .schedule import Schedule
 
@@ -78,8 +78,9 @@ def check_groups(graph: Graph, groups: Sequence[Group]) -> None:
 
 
 def check_schedule(schedule: Schedule, align: int = 1, planned: bool = False) -> None:
-    """Check that operands stay inside their buffers and that memory is written before it is read. With ``planned``
-    also that buffers that live at the same time do not overlap and are aligned to ``align`` bytes.
+    """Check that operands stay inside their buffers, that memory is written before it is read, and that no loop nest
+    overwrites what it still reads. With ``planned`` also that buffers that live at the same time do not overlap and
+    are aligned to ``align`` bytes.
 
     Raises ``ValueError``.
     """
@@ -90,9 +91,21 @@ def check_schedule(schedule: Schedule, align: int = 1, planned: bool = False) ->
                 raise ValueError(f"kernel {k.name} reads {op.buffer.name} before it is written")
         for op in (*k.inputs, *k.outputs):
             _check_operand(k.name, op)
+        for p in k.members:
+            if isinstance(p, Loops):
+                _check_loops(k.name, p)
         written |= {op.buffer.id for op in k.outputs}
     if planned:
         _check_plan(schedule, align)
+
+
+def _check_loops(name: str, nest: Loops) -> None:
+    if nest.overwrites_inputs:
+        raise ValueError(f"kernel {name} overwrites elements that other points of its loop nest read")
+    for s in nest.body.stages:
+        reduced = {x.value for x in expr.walk(s.expr) if x.op == "index"} & set(nest.body.axes) if s.per_row else ()
+        if reduced:
+            raise ValueError(f"kernel {name} uses index i{min(reduced)} once a row, where it has no value")
 
 
 def _check_operand(name: str, op: Operand) -> None:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 from ..graph import expr
 from ..graph.expr import Expr
 from ..support import dtypes
-from .buffers import Buffer, Operand, bytes_touched
+from .buffers import Buffer, Operand, bytes_touched, overlap
 
 
 @dataclass(frozen=True)
@@ -188,6 +188,21 @@ class Loops(Kernel):
 
     def text(self) -> str:
         return "; ".join(s.text(n) for n, s in enumerate(self.body.stages))
+
+    @property
+    def overwrites_inputs(self) -> bool:
+        """Whether a point stores an element that another point reads, although points run in any order. A point may
+        overwrite what it alone reads: the same operand at the same index."""
+        if self.body.serial:
+            return False
+        stores = [s for s in self.body.stages if s.kind == "store"]
+        loads = [x for s in self.body.stages for e in (s.expr, *s.index) for x in expr.walk(e) if x.op == "load"]
+        return any(
+            overlap(read, written) and any(x.value == n and (read, x.args) != (written, s.index) for x in loads)
+            for s in stores
+            if (written := self.outputs[s.output])
+            for n, read in enumerate(self.inputs)
+        )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -111,7 +111,9 @@ class Scheduler(Operands):
                 stages.append(Stage("reduce", e, reduce=node.attrs["kind"]))
                 e = expr.stage(len(stages) - 1, node.out.dtype)
                 per_row = True
-            elif not per_row and (inside or stored) and len(inside) + stored > 1 and expr.cost(e) > CHEAP:
+            elif per_row:  # its dims that others reduce have one element
+                e = expr.substitute(e, dict.fromkeys(axes, expr.const(0, "int64")))
+            elif (inside or stored) and len(inside) + stored > 1 and expr.cost(e) > CHEAP:
                 stages.append(Stage("temp", e))
                 e = expr.stage(len(stages) - 1, node.out.dtype)
             known[node.out] = e

@@ -159,6 +159,22 @@ def columns_of_results() -> Graph:
     return g
 
 
+def reversed_state() -> Graph:
+    """A state whose update reads it in another order: the copy into it cannot compute its source in place."""
+    g = Graph("reversed_state")
+    s, x = g.state("s", (40, 3), "float32"), g.input("x", (40, 3), "float32")
+    back = g.elementwise((40, 3), [s], expr.load(0, "float32", (expr.index(0), 2 - expr.index(1))))
+    g.outputs, g.updates = [("y", x + 1.0)], [("s", back)]
+    return g
+
+
+def doubled_state() -> Graph:
+    g = Graph("doubled_state")
+    s = g.state("s", (40, 3), "float32")
+    g.outputs, g.updates = [("y", g.input("x", (40, 3), "float32") + 1.0)], [("s", s * 2.0)]
+    return g
+
+
 @dataclass(frozen=True)
 class Example:
     """A program that rewrite ``name`` of a target changes; ``chip``: the target, and a device unless any will do."""
@@ -261,6 +277,13 @@ def test_a_rewrite_changes_kernels_and_not_what_they_compute(
         watch.changed.clear()
         compiled(example.chip, {"disable": (example.name,)})
         assert example.name not in watch.changed
+
+
+def test_a_copy_computes_its_source_in_place_only_point_by_point() -> None:
+    for make, loops in ((reversed_state, 3), (doubled_state, 2)):
+        schedule = run_graph(make(), "cuda", until="memory").schedule
+        assert schedule is not None
+        assert sum(len(k.members) for k in schedule.kernels) == loops
 
 
 def test_every_rewrite_has_an_example() -> None:

@@ -371,6 +371,24 @@ def test_the_check_sees_buffers_that_overlap_or_are_too_small() -> None:
             checks.check_schedule(schedule, 64, planned=True)
 
 
+def test_values_once_a_row_do_not_read_reduced_indices() -> None:
+    """An element of a normalised row, at a place that is data: what is computed once a row has no place in it."""
+    g = Graph("element")
+    x, place = g.input("x", (8,), "float32"), g.input("place", (1,), "int64")
+    y = x - x.mean([0])
+    at = load(0, "float32", (load(1, "int64", (index(0),)),))
+    g.outputs = [("y", g.elementwise((1,), [y, place], at))]
+    schedule = run_graph(g, "metal", until="memory").schedule
+    assert schedule is not None and len(schedule.kernels) == 1
+    checks.check_schedule(schedule)
+    nest = schedule.kernels[0]
+    assert isinstance(nest, Loops)
+    stages = [replace(s, expr=s.expr + index(0).cast("float32")) for s in nest.body.stages]
+    schedule.kernels = [replace(nest, body=replace(nest.body, stages=tuple(stages)))]
+    with pytest.raises(ValueError, match="index i0 once a row"):
+        checks.check_schedule(schedule)
+
+
 def test_the_check_sees_reads_before_writes() -> None:
     schedule = chain().schedule
     assert schedule is not None

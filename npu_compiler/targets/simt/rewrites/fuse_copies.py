@@ -52,7 +52,8 @@ def _fused(schedule: Schedule, copy: Loops) -> tuple[Loops, Loops] | None:
 
     body = replace(copy.body, stages=(replace(stage, expr=expr.substitute(stage.expr, loads=through)),))
     sources = tuple(dict.fromkeys((*source.sources, *copy.sources)))
-    return replace(copy, inputs=source.inputs, body=body, sources=sources), source
+    fused = replace(copy, inputs=source.inputs, body=body, sources=sources)
+    return None if fused.overwrites_inputs else (fused, source)  # as a state's update that reads it in another order
 
 
 def _order(read: Operand, written: Operand) -> list[int] | None:
