@@ -1,4 +1,4 @@
-"""Matmuls, convolutions and attention that a target has no micro-kernel for (integers, float64) become plain loops."""
+"""Matmuls, convolutions and attention that a target has no micro-kernel for (such as integers) become plain loops."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .load_time import static_values
 def decompose(graph: Graph, config: TargetConfig) -> None:
     """Rewrite nodes that ``config`` has no kernel for as multiply-and-sum reductions.
 
-    These are attention, matmul and conv2d over dtypes outside ``matrix_dtypes``, convolutions whose weight is computed
-    at run time where the target does not pack it then, and products with one vector whose right operand is computed at
-    run time. A reduction over one element becomes pointwise.
+    These are matmul and conv2d over dtypes outside ``matrix_dtypes``, attention over these and float64, convolutions
+    whose weight is computed at run time where the target does not pack it then, and products with one vector whose
+    right operand is computed at run time. A reduction over one element becomes pointwise.
     """
     for steps in ({"attention": _attention}, {"matmul": _matmul, "conv2d": _conv2d, "reduce": _reduce}):
         if not any(node.op in steps for node in graph.nodes):
@@ -49,7 +49,7 @@ def _served(node: Node, config: TargetConfig, static: set[Value]) -> bool:
         return False  # no element of the matrix is used twice: packing panels or filling tiles would take longer
     depth = node.inputs[0].shape[-1]
     if node.op == "attention":
-        return depth <= config.max_head_dim
+        return depth <= config.max_head_dim and node.inputs[0].dtype != "float64"  # its kernels compute in float32
     return depth > 1  # an outer product has no sums
 
 

@@ -22,7 +22,7 @@ CONFIG = TargetConfig(
     dual_gemm=True,
     bundles=True,
     residuals_in_place=True,
-    matrix_dtypes=("float32", "float16", "bfloat16", "uint8"),
+    matrix_dtypes=("float64", "float32", "float16", "bfloat16", "uint8"),
 )
 
 

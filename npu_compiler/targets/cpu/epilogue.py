@@ -35,13 +35,14 @@ def emit_epilogue(kernel: Anchor, fixed: int, name: str, place: Callable[[Operan
     assert step.target is not None
     names = [f"a{i}" for i in range(len(nest.inputs))]
     render = Renderer(nest, names, lane_dim, False, use_counts([value, step.target]))
+    vector = "vd" if kernel.inputs[0].dtype == "float64" else "vf"
     registers = ["acc", "acc1"][: 1 + (isinstance(kernel, Gemm) and kernel.dual)]
     for x in expr.walk(value):
         if x.op == "load" and x.value.operand >= acc:
             register = registers[x.value.operand - acc]
-            sums = Value(register, "vf") if x.dtype == "float32" else Value(f"((vi32){register})", "vi32")
+            sums = Value(register, vector) if dtypes.is_float(x.dtype) else Value(f"((vi32){register})", "vi32")
             render.stages[x] = (frozenset((*nest.size, "row")), sums)
-    arguments = ", ".join(f"vf {r}" for r in registers)
+    arguments = ", ".join(f"{vector} {r}" for r in registers)
     root = Block(None, "template <class Lanes> __attribute__((always_inline)) auto at(long col, Lanes L) const {")
     root.items.append(f"const long i{lane_dim} = col;" if lane_dim is not None else "(void)col, (void)L;")
     row_dims = frozenset((*(d for d in nest.size if d != lane_dim), "row"))
@@ -86,7 +87,7 @@ def _decode(nest: Nest, value: Expr, acc: int, pitch: int, lane: int | None) -> 
 def _store(render: Renderer, value: Expr, target: Expr, dtype: str, lane: int | None, root: Block) -> list[str]:
     value = unrounded(value)
     if lane is None:
-        text = render.text(value, "vf", root)
+        text = render.text(value, "vd" if dtype == "float64" else "vf", root)
         place = render.place(target, root)
         assert place is not None
         return [f"st1(b0 + {place[0]}, ({text})[0]);"]

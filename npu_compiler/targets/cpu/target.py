@@ -60,7 +60,7 @@ class CPUTarget(Selectable[CPUDevice]):
     def winograd(self, conv: Node) -> np.ndarray | None:
         a, (x, w) = conv.attrs, conv.inputs
         if (
-            x.dtype == "uint8"
+            x.dtype in ("uint8", "float64")
             or w.shape[1:3] != (3, 3)
             or a["stride"] != (1, 1)
             or a["dilation"] != (1, 1)

@@ -107,13 +107,19 @@ TYPES = ("float", "f16", "bf16")
 VARIANTS = [(arch, t, t) for arch in ARCHS for t in (TYPES if FULL or arch == "native" else TYPES[1:])]
 VARIANTS += [("native", "float", "f16"), ("native", "f16", "float"), ("native", "bf16", "float")]
 VARIANTS += [(AMX, "bf16", "bf16"), (SLOW_DOT, "bf16", "bf16")]
+VARIANTS += [(arch, "double", "double") for arch in (ARCHS if FULL else ["native"])]
 
 
 def sample(shapes: list[Shape], few: list[Shape], arch: str, tx: str, tw: str) -> list[Shape]:
     """The shapes with which a variant is tested: most on the instruction set of this machine and on AMX."""
     if arch == AMX:
         return shapes if FULL else shapes[1::2]
-    return shapes if arch == "native" and tx == tw and (FULL or tx != "f16") else few
+    return shapes if arch == "native" and tx == tw and (FULL or tx in ("float", "bf16")) else few
+
+
+def result_of(tx: str) -> type:
+    """The type of the sums of products with operands ``tx``."""
+    return np.float64 if tx == "double" else np.float32
 
 
 def conv_struct(i: int, c: Conv) -> str:
@@ -138,8 +144,9 @@ def test_conv2d(tmp_path: Path, arch: str, tx: str, tw: str) -> None:
             x, w = random(rng, (c.N, c.H, c.W, c.C), tx), random(rng, (c.K, c.R, c.S, c.C // c.G), tw)
             bias, residual = random(rng, (c.K,), "float"), random(rng, (c.N, *c.out, c.K), "float")
             out = library.run(
-                f"conv{i}", x, pack_conv(w, c.G, tw), out=np.full_like(residual, np.nan), bias=bias, residual=residual
-            )
+                f"conv{i}", x, pack_conv(w, c.G, tw), out=np.full_like(residual, np.nan, result_of(tx)), bias=bias,
+                residual=residual,
+            )  # fmt: skip
             magnitude = room(arch, tx, tw) * c.reference(np.abs(x.astype(np.float64)), np.abs(w.astype(np.float64)))
             check(out, c.reference(x, w) + bias + residual, magnitude + np.abs(bias) + np.abs(residual))
     library.handle.stop()
@@ -236,7 +243,7 @@ def test_depthwise(tmp_path: Path, arch: str) -> None:
         Conv(H=12, W=30, C=5, K=5, G=5, R=5, S=5, pad_t=2, pad_l=2, pad_b=2, pad_r=2, dil_w=2),
         Conv(H=2, W=2, C=16, K=16, G=16, pad_t=3, pad_l=3, pad_b=3, pad_r=3, dil_h=3, dil_w=3),
     ]
-    dtypes = ["float", "f16", "bf16"]
+    dtypes = ["float", "f16", "bf16", "double"]
     bodies = [conv_struct(i, c) for i, c in enumerate(cases)]
     for i, c in enumerate(cases):
         for t in dtypes:
@@ -252,8 +259,9 @@ def test_depthwise(tmp_path: Path, arch: str) -> None:
                 bias, residual = random(rng, (c.K,), "float"), random(rng, (c.N, *c.out, c.K), "float")
                 packed = np.ascontiguousarray(w[..., 0].transpose(1, 2, 0))
                 out = library.run(
-                    f"depthwise{i}_{t}", x, packed, out=np.full_like(residual, np.nan), bias=bias, residual=residual
-                )
+                    f"depthwise{i}_{t}", x, packed, out=np.full_like(residual, np.nan, result_of(t)), bias=bias,
+                    residual=residual,
+                )  # fmt: skip
                 magnitude = c.reference(np.abs(x.astype(np.float64)), np.abs(w.astype(np.float64)))
                 check(out, c.reference(x, w) + bias + residual, magnitude + np.abs(bias) + np.abs(residual))
     library.handle.stop()
@@ -298,8 +306,9 @@ def test_gemm(tmp_path: Path, arch: str, tx: str, tw: str) -> None:
             a, w = random(rng, (images, m, k + i % 3), tx), random(rng, (1 if i % 2 == 0 else images, k, n), tw)
             bias, residual = random(rng, (n,), "float"), random(rng, (images, m, n), "float")
             out = library.run(
-                f"gemm{i}", a, pack(w, tw), out=np.full_like(residual, np.nan), bias=bias, residual=residual
-            )
+                f"gemm{i}", a, pack(w, tw), out=np.full_like(residual, np.nan, result_of(tx)), bias=bias,
+                residual=residual,
+            )  # fmt: skip
             a64, w64 = a[..., :k].astype(np.float64), w.astype(np.float64)
             magnitude = room(arch, tx, tw) * (np.abs(a64) @ np.abs(w64))
             check(out, a64 @ w64 + bias + residual, magnitude + np.abs(bias) + np.abs(residual))
@@ -332,7 +341,7 @@ def test_two_products_of_one_row(tmp_path: Path) -> None:
     library.handle.stop()
 
 
-@pytest.mark.parametrize("dtype", ["float", "f16", "bf16"])
+@pytest.mark.parametrize("dtype", ["float", "f16", "bf16", "double"])
 def test_pack_b(tmp_path: Path, dtype: str) -> None:
     b, n, k = 3, 70, 45
     packed_size = b * 3 * (46 if dtype == "bf16" else 45) * 32
@@ -349,7 +358,7 @@ def test_pack_b(tmp_path: Path, dtype: str) -> None:
         packed = library.run(name, source, out=np.ones(packed_size, NUMPY[dtype]))
         assert np.array_equal(packed, pack(right, dtype).ravel())
     zeros = np.zeros((b, 20, n), np.float32)
-    out = library.run("multiply", left, packed, out=np.empty_like(zeros), bias=zeros, residual=zeros)
+    out = library.run("multiply", left, packed, out=np.empty_like(zeros, result_of(dtype)), bias=zeros, residual=zeros)
     left64, right64 = left.astype(np.float64), right.astype(np.float64)
     check(out, left64 @ right64, np.abs(left64) @ np.abs(right64))
     library.handle.stop()

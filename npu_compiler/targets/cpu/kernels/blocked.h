@@ -66,14 +66,14 @@ template <class Plan, bool BY_PANELS = false> struct Chunk {
 // `after`: the weights of the next tiles or null.
 template <class Kind, class Stored>
 NPU_INLINE void run_tile(const Tiling& tiles, int t, TileArgs a, const char* w, const char* after,
-                         long columns, float* acc) {
+                         long columns, typename Kind::Sum* acc) {
   const bool fetch = after && t < Stored::UNIT_BYTES / 32;  // a tile prefetches 32 bytes per unit
   a.prefetch = fetch ? after + (long)t * a.ntaps * a.len * 32 : w;
   a.prefetch_step = fetch ? 64 : 0;
-  for (long done = 0; done < min_of(columns, PANEL); done += TILE_COLS) {
+  for (long done = 0; done < min_of(columns, PANEL); done += TILE_VECS * LANES<Kind>) {
     a.w = w + done * (Kind::W_BYTES / PANEL);
     a.acc = acc + done;
-    const bool narrow = columns - done <= VL;
+    const bool narrow = columns - done <= LANES<Kind>;
     (t < tiles.tall ? narrow ? tiles.tall_narrow : tiles.tall_fn : narrow ? tiles.narrow : tiles.fn)(a);
   }
 }
@@ -91,13 +91,15 @@ template <class Plan> struct TapSlices {
   static constexpr long ROWS = DIVIDED ? Plan::Q : TILE_ROWS, SUMS = ROWS * PANEL;  // for each of the products
 };
 template <class Plan> constexpr long blocked_scratch_bytes() {
-  return copy_end<Plan>() + (1 + Plan::DUAL) * (align64(TapSlices<Plan>::SUMS * 4) +
+  return copy_end<Plan>() + (1 + Plan::DUAL) * (align64(TapSlices<Plan>::SUMS * sizeof(typename Plan::Kind::Sum)) +
                                                 unpacked_bytes<Plan>((long)Plan::NTAPS * Plan::LEN));
 }
 
 // Processes long rows (LEN units of the reduced dim) in slices of SLICE units, so that a slice of a block's x and the
 // sums of a chunk stay in the L2 cache while the weights are streamed. Plan has one tap and one group.
-template <class Plan> constexpr long sliced_sums_bytes() { return Plan::PG * Plan::PRODUCTS * Plan::Q * PANEL * 4; }
+template <class Plan> constexpr long sliced_sums_bytes() {
+  return Plan::PG * Plan::PRODUCTS * Plan::Q * PANEL * sizeof(typename Plan::Kind::Sum);
+}
 template <class Plan> constexpr long sliced_scratch_bytes() {
   return copy_end<Plan>() + align64(sliced_sums_bytes<Plan>()) + unpacked_bytes<Plan>(Plan::SLICE);
 }
@@ -105,12 +107,13 @@ template <class Plan> constexpr long sliced_scratch_bytes() {
 template <class Plan, class TX, class TW, class Epi>
 NPU_INLINE void sliced(const TX* x, const TW* weights, Epi& epi, Thread& th, int* counter) {
   using Kind = typename Plan::Kind;
+  using Sum = typename Kind::Sum;
   using Stored = typename Plan::Stored;
   constexpr long PRODUCTS = Plan::PRODUCTS, PRODUCT_BYTES = Stored::panel_bytes(Plan::LEN), SUMS = Plan::Q * PANEL;
   int32_t* off = (int32_t*)th.scratch;
   long* taps = (long*)(th.scratch + align64(Plan::Q * 4));
   char* copy = th.scratch + blocked_tables_bytes<Plan>();
-  float* sums = (float*)(th.scratch + copy_end<Plan>());
+  Sum* sums = (Sum*)(th.scratch + copy_end<Plan>());
   char* unpacked = th.scratch + copy_end<Plan>() + align64(sliced_sums_bytes<Plan>());
   Plan::tables(off, taps);
   const Tilings<Kind, Plan> tilings;
@@ -127,7 +130,7 @@ NPU_INLINE void sliced(const TX* x, const TW* weights, Epi& epi, Thread& th, int
         const char* panel = Stored::unpack(w + h * PRODUCT_BYTES, Plan::LEN, at, len, unpacked);
         const char* next = Stored::at(w + (h + (h + 1 < c.end * PRODUCTS)) * PRODUCT_BYTES, at);
         for (int t = 0, done = 0; t < tiles.count; t++) {
-          TileArgs a{block + at * 4, off + done, taps, 1, len, nullptr, nullptr, Plan::SEGMENT, nullptr, 0, at > 0};
+          TileArgs a{block + at * Kind::UNIT, off + done, taps, 1, len, nullptr, nullptr, Plan::SEGMENT, nullptr, 0, at > 0};
           run_tile<Kind, Stored>(tiles, t, a, panel, next, PANEL, sums + (h - c.begin * PRODUCTS) * SUMS + done * PANEL);
           done += tiles.rows + (t < tiles.tall);
         }
@@ -143,6 +146,7 @@ NPU_INLINE void sliced(const TX* x, const TW* weights, Epi& epi, Thread& th, int
 template <class Plan, class TX, class TW, class Epi>
 NPU_INLINE void blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, int* counter) {
   using Kind = typename Plan::Kind;
+  using Sum = typename Kind::Sum;
   using Stored = typename Plan::Stored;
   using Slices = TapSlices<Plan>;
   using Chunks = Chunk<Plan, !Plan::RESIDENT && !Plan::COPY>;
@@ -151,8 +155,8 @@ NPU_INLINE void blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, in
   int32_t* off = (int32_t*)th.scratch;
   long* taps = (long*)(th.scratch + align64(Plan::Q * 4));
   char* copy = th.scratch + blocked_tables_bytes<Plan>();
-  float* acc = (float*)(th.scratch + copy_end<Plan>());
-  char* unpacked = (char*)acc + PRODUCTS * align64(SUMS * 4);
+  Sum* acc = (Sum*)(th.scratch + copy_end<Plan>());
+  char* unpacked = (char*)acc + PRODUCTS * align64(SUMS * sizeof(Sum));
   long part = 0, prepared = -1, i = own_chunk(th, counter, Chunks::COUNT, part);
   if (i >= Chunks::COUNT) return;
   Plan::tables(off, taps);
@@ -187,7 +191,7 @@ NPU_INLINE void blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, in
           const int rows = tiles.rows + (t < tiles.tall), ntaps = (int)min_of(Slices::TAPS, Plan::NTAPS - tap);
           TileArgs a{from, off + done, taps + tap, ntaps, Plan::LEN, nullptr, nullptr, Plan::SEGMENT, nullptr, 0};
           a.add = tap > 0;
-          float* sums = acc + (Slices::DIVIDED ? done * PANEL : 0);
+          Sum* sums = acc + (Slices::DIVIDED ? done * PANEL : 0);
           for (long i = 0; i < PRODUCTS; i++)
             run_tile<Kind, Stored>(tiles, t, a, plain[i] + tap * Slices::TAP_BYTES,
                                    after ? after + i * PRODUCT_BYTES : nullptr, Plan::N - col, sums + i * SUMS);

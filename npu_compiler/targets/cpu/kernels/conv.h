@@ -4,7 +4,7 @@
 //   struct D { static constexpr long N, H, W, C, K, R, S, stride_h, stride_w, pad_t, pad_l, dil_h, dil_w, OH, OW, G; };
 //   conv2d<D>(x, w, epi, th, counter)
 //
-// Weights of each of the G groups are [ceil(K/G/32)][R][S][C/G][32] float or f16, or [..][R][S][ceil(C/G/2)][32][2]
+// Weights of each of the G groups are [ceil(K/G/32)][R][S][C/G][32] float, f16 or double, or [..][R][S][ceil(C/G/2)][32][2]
 // bf16, or [..][R][S][ceil(C/G/4)][32][4] int8 for uint8 images; if C is not a multiple of 4, G is 1 and dil_w is 1, they
 // are [ceil(K/32)][R][ceil(S*C/4)][32][4] (BYTE_ROWS). The epilogue receives row = (n * OH + oh) * OW + ow and col =
 // output channel. Padding at the bottom and right follows from OH and OW.
@@ -22,7 +22,7 @@ struct RowCopy {
 };
 
 template <class Kind, class TX> NPU_NOINLINE void copy_rows(const TX* x, char* out, const RowCopy& d) {
-  const bool dense = d.step == 1 && d.pixel_bytes * Kind::X_PER_UNIT == d.c * 4 &&
+  const bool dense = d.step == 1 && d.pixel_bytes * Kind::X_PER_UNIT == d.c * Kind::UNIT &&
                      (d.groups == 1 || d.c / d.groups % Kind::X_PER_UNIT == 0);
   const long cg = d.c / d.groups;
   // Pixels first .. last - 1 of a row are inside the image.
@@ -92,7 +92,7 @@ template <class D, class TX, class TW> struct ConvPlan {
   // Geometry of the input that the tiles read: the image or its copy.
   // Bytes of neighbouring pixels stay neighbours: a row of taps is one tap, whose last unit may read the next pixel.
   static constexpr bool BYTE_ROWS = is_same<Kind, U8S8>::value && G == 1 && D::dil_w == 1 && CG % 4 != 0;
-  static constexpr long DENSE_PIXEL = BYTE_ROWS ? CG : G * CU * 4;
+  static constexpr long DENSE_PIXEL = BYTE_ROWS ? CG : G * CU * Kind::UNIT;
   static constexpr long PIXEL = !COPY ? D::C * (long)sizeof(TX) : DENSE_PIXEL + (DENSE_PIXEL * SW % 4096 == 0 ? 64 : 0);
   static constexpr long WIDTH = !COPY ? D::W : POINTWISE ? D::OW : SPAN_W;
   static constexpr long STEP_H = COPY ? SH : D::stride_h, STEP_W = COPY ? SW : D::stride_w;
@@ -101,7 +101,7 @@ template <class D, class TX, class TW> struct ConvPlan {
   static constexpr int LEN = (int)(BYTE_ROWS ? ceil_div(D::S * CG, 4) : ROW_TAPS ? D::S * CU : CU);
   static constexpr int SEGMENT = Types::SEGMENT;
   static constexpr bool DUAL = false;
-  static constexpr long UNITS = (long)NTAPS * LEN, GROUP_BYTES = CU * 4, W_IMAGE_BYTES = 0;
+  static constexpr long UNITS = (long)NTAPS * LEN, GROUP_BYTES = CU * Kind::UNIT, W_IMAGE_BYTES = 0;
 
   static constexpr long quantum_rows() {  // the fewest output rows that fill whole tiles, or nearly
     for (long rows = 1; rows < D::OH; rows++)
@@ -139,7 +139,7 @@ template <class D, class TX, class TW> struct ConvPlan {
     if (!COPY) return (const char*)(x + ih * D::W * D::C);
     copy_rows<Kind>(x, copy,
                     RowCopy{D::H, D::W, D::C, G, ih, (rows - 1) * SH + (D::R - 1) * D::dil_h + 1,
-                            POINTWISE ? D::stride_h : 1, -D::pad_l, WIDTH, POINTWISE ? D::stride_w : 1, PIXEL, CU * 4});
+                            POINTWISE ? D::stride_h : 1, -D::pad_l, WIDTH, POINTWISE ? D::stride_w : 1, PIXEL, GROUP_BYTES});
     return copy;
   }
 };

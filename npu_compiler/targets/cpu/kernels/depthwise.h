@@ -12,10 +12,11 @@ constexpr int DEPTHWISE_TILE = 8;  // neighbouring outputs of a row that share t
 template <class D, int T, class TX, class TW, class Epi, class L>
 NPU_INLINE void depthwise_tile(const TX* x, const TW* w, long r0, long r1, long s0, long s1, long row, long c, L lanes,
                                Epi& epi) {
-  vf acc[T] = {};
+  using V = vec<TX>;
+  V acc[T] = {};
   for (long r = r0; r < r1; r++) {
     for (long s = s0; s < s1; s++) {
-      const vf wv = ld(w + (r * D::S + s) * D::C + c, lanes);
+      const V wv = ld(w + (r * D::S + s) * D::C + c, lanes);
       const TX* from = x + (r * D::dil_h * D::W + s * D::dil_w) * D::C + c;
 #pragma GCC unroll 8
       for (int t = 0; t < T; t++) acc[t] = fma(ld(from + t * D::stride_w * D::C, lanes), wv, acc[t]);

@@ -3,7 +3,7 @@
 //   struct D : GemmDims { static constexpr long M, N, K, lda; };       rows of A have unit inner stride
 //   gemm<D>(a, w, epi, th, counter)
 //
-// Weights are [ceil(N/32)][K][32] float or f16, or [ceil(N/32)][ceil(K/2)][32][2] bf16, or [..][ceil(K/4)][32][4] int8
+// Weights are [ceil(N/32)][K][32] float, f16 or double, or [ceil(N/32)][ceil(K/2)][32][2] bf16, or [..][ceil(K/4)][32][4] int8
 // (for uint8 rows), zero padded, or panels of a weight format (storage.h). pack_b() packs a matrix that is computed at run time. epi(acc, row, col, lanes) receives
 // VL neighbouring columns of row b * M + m.
 #pragma once
@@ -60,21 +60,21 @@ constexpr long choose_panels(long images, long panels) {
 template <class D, class TA, class TW> struct GemmPlan {
   using Kind = typename Operands<TA, TW>::Kind;
   using Stored = typename Operands<TA, TW>::Stored;
-  static constexpr long UNITS = ceil_div(D::K, Kind::X_PER_UNIT);
+  static constexpr long UNITS = ceil_div(D::K, Kind::X_PER_UNIT), UNITS_BYTES = UNITS * Kind::UNIT;
   // Rows a multiple of 4096 bytes apart map to one set of the L1 cache, so they are copied with another pitch.
   static constexpr bool COPY = Operands<TA, TW>::WIDEN || D::K % Kind::X_PER_UNIT != 0 ||
                                (D::lda * (long)sizeof(TA) % 4096 == 0 && D::M > 8);
-  static constexpr long ROW_BYTES = COPY ? UNITS * 4 + (UNITS * 4 % 4096 == 0 ? 64 : 0) : D::lda * (long)sizeof(TA);
+  static constexpr long ROW_BYTES = COPY ? UNITS_BYTES + (UNITS_BYTES % 4096 == 0 ? 64 : 0) : D::lda * (long)sizeof(TA);
   static constexpr long NP = ceil_div(D::N, PANEL), N = D::N, G = 1, IMAGES = D::B;
   static constexpr bool DUAL = D::dual;
   static constexpr long PRODUCTS = 1 + DUAL, PANEL_BYTES = PRODUCTS * Stored::panel_bytes(UNITS);
   // Long rows are processed in slices, see sliced(): a block would hold so few that weights are read too often.
   static constexpr long TALL = min_of(D::M, SLICED_ROWS);
-  static constexpr bool SLICED = D::M > 2 * TILE_ROWS && TALL * UNITS * 4 > SLICE_BYTES;
-  static constexpr long SLICE = ceil_div(ceil_div(UNITS, ceil_div(TALL * UNITS * 4, SLICE_BYTES)), 16) * 16;
+  static constexpr bool SLICED = D::M > 2 * TILE_ROWS && TALL * UNITS_BYTES > SLICE_BYTES;
+  static constexpr long SLICE = ceil_div(ceil_div(UNITS, ceil_div(TALL * UNITS_BYTES, SLICE_BYTES)), 16) * 16;
   static constexpr Blocking BLOCKING =
       SLICED ? Blocking{ceil_div(D::M, ceil_div(D::M, SLICED_ROWS)), choose_panels(D::B, NP)}
-             : choose_blocking(VECTOR_LIMITS, D::B, D::M, TILE_ROWS, UNITS * 4, false, NP, PANEL_BYTES,
+             : choose_blocking(VECTOR_LIMITS, D::B, D::M, TILE_ROWS, UNITS_BYTES, false, NP, PANEL_BYTES,
                                PRODUCTS * D::K * PANEL);
   static constexpr bool RESIDENT = NP * PANEL_BYTES <= VECTOR_LIMITS.resident_bytes;
   static constexpr Division ROWS = divide(D::M, SLICED ? 1 : TILE_ROWS, BLOCKING.block_rows, RESIDENT && !SLICED);
@@ -185,7 +185,8 @@ template <class D, class TA, class TW> constexpr bool gemm_in_pieces() {
 
 // Whether a product of D::M rows reads weights in streams (gemv.h).
 template <class D, class TA, class TW> constexpr bool gemv_runs() {
-  return gemv_streams(D::M) > 0 && !is_same<typename Operands<TA, TW>::Kind, U8S8>::value;
+  using Kind = typename Operands<TA, TW>::Kind;
+  return gemv_streams(D::M, PANEL / LANES<Kind>) > 0 && !is_same<Kind, U8S8>::value;
 }
 
 template <class D, class TA, class TW> constexpr long gemm_scratch_bytes() {

@@ -114,7 +114,7 @@ template <class Format, class Kind> struct Digits<Blocks<Format, Kind>> {
     }
   }
 
-  template <int M, int PANELS> static NPU_NOINLINE void tile(const GemvArgs& a) {
+  template <int M, int PANELS> static NPU_NOINLINE void tile(const GemvArgs<float>& a) {
     vf out[PANELS][2][M];
 #pragma GCC unroll 4
     for (int s = 0; s < PANELS; s++)

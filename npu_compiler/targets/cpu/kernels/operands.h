@@ -1,5 +1,5 @@
-// Operand kinds: how x stored as TX is multiplied by weights stored as TW. bf16 are multiplied in pairs, all other types
-// as float. A weight format has a storage for either kind of operand.
+// Operand kinds: how x stored as TX is multiplied by weights stored as TW. bf16 are multiplied in pairs, double as double,
+// all other types as float. A weight format has a storage for either kind of operand.
 #pragma once
 #include "tile.h"
 
@@ -43,6 +43,12 @@ template <> struct Operands<bf16, bf16> {
 #else
 template <> struct Operands<bf16, bf16> : PairOperands {};
 #endif
+template <> struct Operands<double, double> {
+  using Kind = F64;
+  using Stored = Plain<F64>;
+  static constexpr bool WIDEN = false;
+  static constexpr int SEGMENT = SEGMENT_F32;
+};
 template <> struct Operands<uint8_t, int8_t> {
   using Kind = U8S8;
   using Stored = Plain<U8S8>;
@@ -69,8 +75,8 @@ template <class Kind, class TX> NPU_INLINE void copy_units(char* out, const TX* 
   } else if constexpr (is_same<Kind, U8S8>::value) {
     memcpy(out, x, (size_t)n);
     if (n % 4) memset(out + n, 0, (size_t)(4 - n % 4));
-  } else if constexpr (is_same<TX, float>::value) {
-    memcpy(out, x, (size_t)n * 4);
+  } else if constexpr (is_same<TX, typename Kind::Sum>::value) {
+    memcpy(out, x, (size_t)n * sizeof *x);
   } else {
     long i = 0;
     for (; i + VL <= n; i += VL) st((float*)out + i, ld(x + i, Full{}), Full{});

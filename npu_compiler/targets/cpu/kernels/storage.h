@@ -2,8 +2,8 @@
 // (Plain), or a weight format. A product of few rows decodes a format in registers; a product of many rows unpacks each
 // panel once.
 //
-// A unit is 4 bytes of the left operand and the weights they are multiplied by: one element of the reduced dim, or a
-// pair of bf16. A storage has
+// A unit is 4 bytes of the left operand (or a double) and the weights they are multiplied by: one element of the reduced
+// dim, or a pair of bf16. A storage has
 //   PLAIN                                  whether the tile reads a panel without unpacking it
 //   ODD_UNITS                              whether a panel may have an odd number of units
 //   UNIT_BYTES, panel_bytes(units)         sizes
@@ -39,14 +39,15 @@ template <class Kind> struct Plain {
 };
 
 template <class Kind> struct Reader<Plain<Kind>> {
-  static constexpr int VECS = PANEL / VL;
+  using Vec = typename Kind::Vec;
+  static constexpr int VECS = PANEL * sizeof(typename Kind::Sum) / sizeof(Vec);
   const char* from;
   NPU_INLINE Reader of(const char* panel) { return {panel}; }
-  __attribute__((always_inline)) void load(int u, vf (&w)[VECS]) const {
+  __attribute__((always_inline)) void load(int u, Vec (&w)[VECS]) const {
 #pragma GCC unroll 8
     for (int v = 0; v < VECS; v++) w[v] = Kind::weights(from + u * Kind::W_BYTES, v);
   }
-  __attribute__((always_inline)) void load2(int u, vf (&w)[2][VECS]) const {
+  __attribute__((always_inline)) void load2(int u, Vec (&w)[2][VECS]) const {
     load(u, w[0]);
     load(u + 1, w[1]);
   }

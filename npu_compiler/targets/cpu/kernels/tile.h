@@ -1,10 +1,12 @@
-// The register tile shared by gemm, conv and attention: P positions x TILE_COLS output columns, float32 accumulators.
+// The register tile shared by gemm, conv and attention: P positions x TILE_VECS registers of output columns.
 //
-//   acc[p][c] = sum over taps t, units k:  x[taps[t] + off[p] + 4k] * w[t * len + k][c]
+//   acc[p][c] = sum over taps t, units k:  x[taps[t] + off[p] + UNIT * k] * w[t * len + k][c]
 //
-// A unit is 4 bytes of x: one float, a pair of bf16, or four uint8. Weights are stored in panels of 32 columns:
+// A unit is UNIT bytes of x: 4 (one float, a pair of bf16, or four uint8), or a double. Weights are stored in panels of
+// 32 columns:
 //   F32   [K][32] float      F16W  [K][32] f16, widened in registers      BF16P  [K/2][32][2] bf16
 //   U8S8  [K/4][32][4] int8, whose sums are int32; their bits are in the lanes of float vectors
+//   F64   [K][32] double, whose sums are double
 // Sizes are run-time arguments, so all shapes of a program share one instantiation per (kind, P).
 #pragma once
 #include "int8_dot.h"
@@ -39,7 +41,7 @@ struct TileArgs {
   const long* taps;    // byte offset of each tap
   int ntaps, len;      // len: units per tap
   const char* w;
-  float* acc;            // [P][PANEL]
+  void* acc;             // [P][PANEL] sums
   int segment;           // units that are summed before they are added to acc
   const char* prefetch;  // weights to prefetch into L2, one step for every two units
   long prefetch_step;    // bytes; 0 prefetches nothing
@@ -47,10 +49,10 @@ struct TileArgs {
 };
 typedef void (*TileFn)(const TileArgs&);
 
-NPU_INLINE float unit(const char* p) {
-  float f;
-  memcpy(&f, p, 4);
-  return f;
+template <class Sum = float> NPU_INLINE Sum unit(const char* p) {
+  Sum x;
+  memcpy(&x, p, sizeof x);
+  return x;
 }
 
 // acc += w * x in place. Inline assembly, because gcc 12 otherwise mixes in FMA forms that overwrite a factor, which
@@ -62,8 +64,39 @@ NPU_INLINE void mul_add(vf& acc, vf w, vf x) {
   acc = fma(w, x, acc);
 #endif
 }
+NPU_INLINE void mul_add(half_vd& acc, half_vd w, half_vd x) {
+#if NPU_AVX512 || NPU_AVX2
+  __asm__("vfmadd231pd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
+#else
+  acc = fma(w, x, acc);
+#endif
+}
 
-struct F32 {
+// The sums of a kind of operands, a register of them, and the bytes of a unit of x, which splat_unit() loads into all
+// lanes.
+struct FloatSums {
+  using Sum = float;
+  using Vec = vf;
+  static constexpr int UNIT = 4;
+  NPU_INLINE vf splat_unit(const char* x) { return splat<vf>(unit(x)); }
+};
+struct DoubleSums {
+  using Sum = double;
+  using Vec = half_vd;
+  static constexpr int UNIT = 8;
+  NPU_INLINE half_vd splat_unit(const char* x) {
+#if NPU_AVX512
+    return (half_vd)_mm512_set1_pd(unit<double>(x));
+#elif NPU_AVX2
+    return (half_vd)_mm256_set1_pd(unit<double>(x));
+#else
+    return unit<double>(x) - half_vd{};
+#endif
+  }
+};
+template <class Kind> constexpr int LANES = sizeof(typename Kind::Vec) / sizeof(typename Kind::Sum);
+
+struct F32 : FloatSums {
   static constexpr int W_BYTES = PANEL * 4;  // bytes of one unit of a panel
   static constexpr int X_PER_UNIT = 1;
   NPU_INLINE vf weights(const char* w, int v) { return load_bytes<vf>(w + v * VL * 4); }
@@ -71,14 +104,14 @@ struct F32 {
   NPU_INLINE void step(vf& acc, vf w, vf x) { mul_add(acc, w, x); }
 };
 
-struct F16W {
+struct F16W : FloatSums {
   static constexpr int W_BYTES = PANEL * 2;
   static constexpr int X_PER_UNIT = 1;
   NPU_INLINE vf weights(const char* w, int v) { return ld((const f16*)w + v * VL, Full{}); }
   NPU_INLINE void step(vf& acc, vf w, vf x) { mul_add(acc, w, x); }
 };
 
-struct BF16P {
+struct BF16P : FloatSums {
   static constexpr int W_BYTES = PANEL * 4;
   static constexpr int X_PER_UNIT = 2;
   NPU_INLINE vf weights(const char* w, int v) { return load_bytes<vf>(w + v * VL * 4); }
@@ -97,7 +130,7 @@ struct BF16P {
   }
 };
 
-struct U8S8 {
+struct U8S8 : FloatSums {
   static constexpr int W_BYTES = PANEL * 4;
   static constexpr int X_PER_UNIT = 4;
   NPU_INLINE vf weights(const char* w, int v) { return load_bytes<vf>(w + v * VL * 4); }
@@ -108,47 +141,59 @@ struct U8S8 {
   }
 };
 
+struct F64 : DoubleSums {
+  static constexpr int W_BYTES = PANEL * 8;
+  static constexpr int X_PER_UNIT = 1;
+  NPU_INLINE half_vd weights(const char* w, int v) { return load_bytes<half_vd>(w + v * sizeof(half_vd)); }
+  NPU_INLINE void step(half_vd& acc, half_vd w, half_vd x) { mul_add(acc, w, x); }
+};
+
 // Adds two vectors of sums.
-template <class Kind> NPU_INLINE vf add_sums(vf a, vf b) {
+template <class Kind> NPU_INLINE typename Kind::Vec add_sums(typename Kind::Vec a, typename Kind::Vec b) {
   if constexpr (is_same<Kind, U8S8>::value) return (vf)((vi32)a + (vi32)b);
   else return a + b;
 }
 
-template <class Kind, int P, int V> NPU_INLINE void tile_step(vf (&acc)[P][V], const char* const (&xp)[P], long xk,
-                                                             const char* w) {
-  vf wv[V];
+template <class Kind, int P, int V>
+NPU_INLINE void tile_step(typename Kind::Vec (&acc)[P][V], const char* const (&xp)[P], long xk, const char* w) {
+  typename Kind::Vec wv[V];
 #pragma GCC unroll 4
   for (int v = 0; v < V; v++) wv[v] = Kind::weights(w, v);
 #pragma GCC unroll 14
   for (int p = 0; p < P; p++) {
-    vf x = splat<vf>(unit(xp[p] + xk));
+    const typename Kind::Vec x = Kind::splat_unit(xp[p] + xk);
 #pragma GCC unroll 4
     for (int v = 0; v < V; v++) Kind::step(acc[p][v], wv[v], x);
   }
 }
 
 // Stores acc to `to`, or adds it if `add`.
-template <class Kind, int P, int V> NPU_INLINE void add_to(float* to, const vf (&acc)[P][V], bool add) {
+template <class Kind, int P, int V>
+NPU_INLINE void add_to(void* sums, const typename Kind::Vec (&acc)[P][V], bool add) {
+  using Vec = typename Kind::Vec;
+  typename Kind::Sum* to = (typename Kind::Sum*)sums;
   if (add) {
 #pragma GCC unroll 14
     for (int p = 0; p < P; p++)
 #pragma GCC unroll 4
       for (int v = 0; v < V; v++) {
-        float* q = to + p * PANEL + v * VL;
-        store_bytes(q, add_sums<Kind>(acc[p][v], load_bytes<vf>(q)));
+        typename Kind::Sum* q = to + p * PANEL + v * LANES<Kind>;
+        store_bytes(q, add_sums<Kind>(acc[p][v], load_bytes<Vec>(q)));
       }
   } else {
 #pragma GCC unroll 14
     for (int p = 0; p < P; p++)
 #pragma GCC unroll 4
-      for (int v = 0; v < V; v++) store_bytes(to + p * PANEL + v * VL, acc[p][v]);
+      for (int v = 0; v < V; v++) store_bytes(to + p * PANEL + v * LANES<Kind>, acc[p][v]);
   }
 }
 
 // STREAM: the weights are read once, so all of them are prefetched, starting at the prefetch pointer. V: vectors of a
 // row that are computed.
 template <class Kind, int P, bool STREAM = false, int V = TILE_VECS> NPU_NOINLINE void tile(const TileArgs& a) {
-  vf acc[P][V];
+  using Vec = typename Kind::Vec;
+  constexpr long UNIT = Kind::UNIT;
+  Vec acc[P][V];
   const char* w = a.w;
   const char* prefetch = a.prefetch;
   const long prefetch_step = a.prefetch_step;
@@ -157,7 +202,7 @@ template <class Kind, int P, bool STREAM = false, int V = TILE_VECS> NPU_NOINLIN
 #pragma GCC unroll 14
   for (int p = 0; p < P; p++)
 #pragma GCC unroll 4
-    for (int v = 0; v < V; v++) acc[p][v] = vf{};
+    for (int v = 0; v < V; v++) acc[p][v] = Vec{};
   for (int t = 0; t < a.ntaps; t++) {
     const char* xp[P];
 #pragma GCC unroll 14
@@ -170,7 +215,7 @@ template <class Kind, int P, bool STREAM = false, int V = TILE_VECS> NPU_NOINLIN
 #pragma GCC unroll 14
         for (int p = 0; p < P; p++)
 #pragma GCC unroll 4
-          for (int v = 0; v < V; v++) acc[p][v] = vf{};
+          for (int v = 0; v < V; v++) acc[p][v] = Vec{};
       }
       end = min_of(a.len, k + remaining);
       remaining -= (int)(end - k);
@@ -182,14 +227,14 @@ template <class Kind, int P, bool STREAM = false, int V = TILE_VECS> NPU_NOINLIN
           __builtin_prefetch(prefetch, 0, 2);
           __builtin_prefetch(prefetch + prefetch_step, 0, 2);
         }
-        tile_step<Kind>(acc, xp, k * 4, w);
-        tile_step<Kind>(acc, xp, k * 4 + 4, w + Kind::W_BYTES);
-        tile_step<Kind>(acc, xp, k * 4 + 8, w + 2 * Kind::W_BYTES);
-        tile_step<Kind>(acc, xp, k * 4 + 12, w + 3 * Kind::W_BYTES);
+        tile_step<Kind>(acc, xp, k * UNIT, w);
+        tile_step<Kind>(acc, xp, k * UNIT + UNIT, w + Kind::W_BYTES);
+        tile_step<Kind>(acc, xp, k * UNIT + 2 * UNIT, w + 2 * Kind::W_BYTES);
+        tile_step<Kind>(acc, xp, k * UNIT + 3 * UNIT, w + 3 * Kind::W_BYTES);
         w += 4 * Kind::W_BYTES;
         prefetch += STREAM ? 4 * Kind::W_BYTES : 2 * prefetch_step;
       }
-      for (; k < end; k++, w += Kind::W_BYTES) tile_step<Kind>(acc, xp, k * 4, w);
+      for (; k < end; k++, w += Kind::W_BYTES) tile_step<Kind>(acc, xp, k * UNIT, w);
     }
   }
   add_to<Kind>(a.acc, acc, partial);
@@ -203,7 +248,8 @@ struct Tiling {
 };
 template <class Kind, long Q, bool STREAM = false, long N = 0> NPU_INLINE Tiling tiling() {
   constexpr int count = (int)((Q + TILE_ROWS - 1) / TILE_ROWS), rows = (int)(Q / count), tall = (int)(Q % count);
-  constexpr int high = rows + (tall > 0), V = N % TILE_COLS > 0 && N % TILE_COLS <= VL ? 1 : TILE_VECS;
+  constexpr int high = rows + (tall > 0), LAST = (int)(N % (TILE_VECS * LANES<Kind>));
+  constexpr int V = LAST > 0 && LAST <= LANES<Kind> ? 1 : TILE_VECS;
   return {tile<Kind, high, STREAM>, tile<Kind, rows, STREAM>, tile<Kind, high, STREAM, V>, tile<Kind, rows, STREAM, V>,
           tall, count, rows};
 }
@@ -211,20 +257,21 @@ template <class Kind, long Q, bool STREAM = false, long N = 0> NPU_INLINE Tiling
 // Applies the epilogue to `rows` rows of a panel of sums. N is the number of columns of a group, col the panel's first
 // column in its group, shift the group's first column. The sums of the second of two products are `second` floats after
 // those of the first.
-template <long N, bool DUAL = false, class Epi>
-NPU_INLINE void apply_epilogue(const float* acc, long second, int rows, long row, long col, long shift,
+template <long N, bool DUAL = false, class Sum, class Epi>
+NPU_INLINE void apply_epilogue(const Sum* acc, long second, int rows, long row, long col, long shift,
                                const Epi& from) {
+  using Vec = vec<Sum>;
   const Epi epi = from;  // a local copy stays in registers: stores of bytes could change an object in memory
   const bool whole = N % PANEL == 0 || col + PANEL <= N;
   auto apply = [&](int v, auto lanes) __attribute__((always_inline)) {
-    if constexpr (DUAL) epi(load_bytes<vf>(acc + v), load_bytes<vf>(acc + second + v), row, shift + col + v, lanes);
-    else epi(load_bytes<vf>(acc + v), row, shift + col + v, lanes);
+    if constexpr (DUAL) epi(load_bytes<Vec>(acc + v), load_bytes<Vec>(acc + second + v), row, shift + col + v, lanes);
+    else epi(load_bytes<Vec>(acc + v), row, shift + col + v, lanes);
   };
   for (int p = 0; p < rows; p++, acc += PANEL, row++) {
     if (whole) {
 #if NPU_PAIRED_STORES
       static_assert(PANEL == 2 * VL, "a row of a panel is two vectors");
-      vf first;
+      Vec first;
       apply(0, FirstOfTwo{{}, &first});
       apply(VL, SecondOfTwo{{}, &first});
 #else
