@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import json
 import logging
 import os
@@ -241,7 +242,7 @@ def parser() -> _Parser:
     p.add_argument("--weights", help="weights of a .npubin (default: as for run, else random)")
     p.set_defaults(weight_format=None)
     threads(p)
-    p.add_argument("--seconds", type=float, default=3.0, help="how long to measure (default: 3)")
+    p.add_argument("--seconds", type=_seconds, default=3.0, help="how long to measure (default: 3)")
     p.add_argument("--vs", choices=["torch"], help="alternate with PyTorch eager (not for a .npubin)")
 
     p = verb("profile", "measure every kernel and show where the time goes")
@@ -328,6 +329,16 @@ def _positive(text: str) -> int:
     return value
 
 
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0, at most 86400")
+    return value
+
+
 def _fraction(text: str) -> float:
     number = text.strip().removesuffix("%")
     try:
@@ -341,6 +352,8 @@ def _fraction(text: str) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command with the arguments ``argv`` (default: ``sys.argv[1:]``) and return the exit status."""
+    if sys.stdout is None:  # closed by the caller
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     top = parser()
     args, unknown = top.parse_known_args(argv)
     if unknown:
@@ -358,8 +371,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of a pipe has gone, as with `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return OK
+    except OSError as error:  # the output goes to a full disk
+        _drop_output()
+        print(f"npusim: {error.filename or 'the output'} cannot be written: {error.strerror or error}", file=sys.stderr)
+        return USER_ERROR
+
+
+def _drop_output() -> None:
+    """Let the interpreter write what is left of the output to nowhere when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(args: argparse.Namespace) -> Any:
@@ -382,6 +404,8 @@ def _run(args: argparse.Namespace) -> Any:
     except BrokenPipeError:  # not a bug: main() handles it
         raise
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise  # not a bug either: files are written by name, so it is the output
         if args.verbose or os.environ.get("NPU_DEBUG", "0") not in ("", "0"):
             raise
         text = f"npusim: internal error: {type(error).__name__}: {error}\n-v shows where; please report it"

@@ -1,8 +1,8 @@
 """Compiles a model and packs its weights, each once.
 
 Three caches make later starts fast. A manifest's key consists of the names, sizes and times of the checkpoint's files;
-a program's key of the architecture, the options and the compiler's source; the key of packed weights of the checkpoint
-and the recipes. If all three hit, neither torch nor the compiler is imported.
+a program's key of the architecture, the options and the compiler's source; the key of packed weights of the checkpoint,
+the recipes and the source of what packs them. If all three hit, neither torch nor the compiler is imported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -395,16 +395,33 @@ def compiler_identity(target: str) -> str:
     machine, and the disabled passes."""
     import npu_compiler
 
-    digest = hashlib.sha256(repr((target, target_config(target).device)).encode())
+    made_by = _digest(Path(npu_compiler.__file__).parent)
+    return f"{target} {target_config(target).device!r} {made_by} {sorted(env.disabled())}"
+
+
+@cache
+def packing_identity() -> str:
+    """Return a digest of the code that packs weights: another version of it may keep the names of layouts and recipes
+    but not the order of bytes."""
+    import npu_compiler
+
     root = Path(npu_compiler.__file__).parent
-    for file in sorted(f for f in root.rglob("*") if f.suffix in (".py", ".h", ".cpp")):
-        digest.update(f"{file.relative_to(root)}\n".encode())
-        digest.update(file.read_bytes())
-    return f"{digest.hexdigest()} {sorted(env.disabled())}"
+    return _digest(root / "graph", root / "weights", Path(__file__).parents[1] / "weight_loader.py")
+
+
+def _digest(*places: Path) -> str:
+    """Return the SHA-256 of source files, and of those in folders."""
+    digest = hashlib.sha256()
+    for place in places:
+        files = sorted(f for f in place.rglob("*") if f.suffix in (".py", ".h", ".cpp")) if place.is_dir() else [place]
+        for file in files:
+            digest.update(f"{file.relative_to(place.parent)}\n".encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def _weight_key(source: _CheckpointFiles | _CompiledFile, recipes: str) -> str:
-    return f"{source.identity} {recipes}"
+    return f"{source.identity} {recipes} {packing_identity()}"
 
 
 def _recipe_digest(program: CompiledProgram) -> str:

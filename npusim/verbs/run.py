@@ -54,6 +54,8 @@ def run(args: argparse.Namespace) -> Result:
         blocks += [_top_table(rows) for rows in data["top5"]]
         if "weights" in model.program.build:
             blocks.append(f"the weights are {model.program.build['weights']}")
+    elif args.labels:
+        raise InputError(f"--labels {args.labels}: the results of {args.program} are not scores of 1000 classes")
     if args.output:
         save_npz(args.output, outputs)
         blocks.append(f"wrote {args.output}")

@@ -117,6 +117,7 @@ def test_run_names_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["--input", "x.npy", "--weights", "none.safetensors"], "none.safetensors"),
         (["--input", "z=x.npy"], "missing x and unknown z"),
         (["--input", "x.npy", "--output", "no/such/dir/out.npz"], "cannot be written"),
+        (["--input", "x.npy", "--labels", "names.txt"], "--labels names.txt: the results of"),
     ],
 )
 def test_run_errors(
@@ -224,6 +225,10 @@ def test_usage_errors_exit_with_1(capsys: pytest.CaptureFixture[str]) -> None:
             cli.main(argv)
         assert stop.value.code == 1
     assert "'0' is not a positive whole number" in capsys.readouterr().err
+    for text in ("-1", "nan", "inf", "soon"):
+        with pytest.raises(SystemExit):
+            cli.main(["bench", "x", "--seconds", text])
+        assert f"{text!r} is not a number of seconds above 0" in capsys.readouterr().err
     assert cli.main([]) == 1
 
 
@@ -293,6 +298,14 @@ def test_tables_are_plain_when_piped_and_with_no_color(monkeypatch: pytest.Monke
     monkeypatch.delenv("NO_COLOR")
     show(table, coloured := Terminal())
     assert "[relu]" in coloured.getvalue() and "12" in coloured.getvalue()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
+def test_output_on_a_full_disk_is_one_line() -> None:
+    with open("/dev/full", "wb") as full:
+        child = subprocess.run([sys.executable, "-m", "npusim", "ops", "--json"], stdout=full, stderr=subprocess.PIPE)
+    assert child.returncode == 1
+    assert child.stderr == b"npusim: the output cannot be written: No space left on device\n"
 
 
 def test_broken_pipe_is_no_error() -> None:

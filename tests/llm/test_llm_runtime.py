@@ -394,6 +394,18 @@ def test_damaged_packed_weights_are_made_anew(llm: LLM, model: Path, cache: Path
     assert only_file(cache / "weights").read_bytes() == data
 
 
+def test_weights_that_another_version_packed_are_packed_again(
+    llm: LLM, model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, steps = only_file(cache / "weights"), list[str]()
+    monkeypatch.setattr("npu_runtime.llm.loader.packing_identity", lambda: "another version")
+    with listening(lambda step: steps.append(step.text)):
+        LLM.load(model, max_len=MAX_LEN)
+    assert "packing weights" in steps and not any("compiling" in s for s in steps)
+    (other,) = {p for p in (cache / "weights").rglob("*") if p.is_file()} - {kept}
+    other.unlink()
+
+
 def test_changed_weights_are_noticed(llm: LLM, cache: Path, tmp_path: Path) -> None:
     """Another checkpoint of the same architecture: not compiled again, but with weights of its own."""
     folder = small_model.write_model(tmp_path / "m", seed=0)
