@@ -53,6 +53,7 @@ template <class T> struct BiasRelu {
   template <class L> auto at(long col, L lanes) const {
     return [=, *this](vf acc, long row) { (*this)(acc, row, col, lanes); };
   }
+  void prefetch(long row, long col) const { prefetch_panel(out + row * ld_out + col); }
 };
 EXPORT int start(int threads, long scratch) { return pool_start(threads, scratch); }
 static void fma_loop(void*, Thread& th) {

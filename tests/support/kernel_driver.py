@@ -66,6 +66,7 @@ struct Store {
   template <class L> auto at(long col, L lanes) const {
     return [=, *this](vf acc, long row) { (*this)(acc, row, col, lanes); };
   }
+  void prefetch(long row, long col) const { prefetch_panel(a.residual + row * ld_out + col); }
 };
 EXPORT int start(int threads, long scratch) { return pool_start(threads, scratch); }
 EXPORT void stop() { pool_stop(); }

@@ -2,15 +2,16 @@
 
 A micro-kernel calls ``epi(acc, row, col, L)`` with VL neighbouring columns of one output row; ``row`` is the flat index
 of the leading output dims. ``epi.at(col, L)`` returns the function ``(acc, row)`` of these columns, which has loaded
-what does not depend on the row. Sums of integers have their bits in the lanes of ``acc``. The loop generator renders
-it: an epilogue is a store stage with one extra input.
+what does not depend on the row. ``epi.prefetch(row, col)`` prefetches what it reads and writes in a row of a panel that
+begins at ``col``. Sums of integers have their bits in the lanes of ``acc``. The loop generator renders it: an epilogue
+is a store stage with one extra input.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...graph import expr
+from ...graph import affine, expr
 from ...graph.expr import Expr
 from ...schedule.anchors import Anchor, Gemm
 from ...schedule.kernel import Operand
@@ -58,6 +59,7 @@ def emit_epilogue(kernel: Anchor, fixed: int, name: str, place: Callable[[Operan
         f"  at(col, L)({', '.join(registers)}, row);",
         "}",
     ]
+    call += _prefetch(nest, names, value, step.target, acc, pitch, lane_dim)
     used = [
         i
         for i in range(fixed, len(kernel.inputs))
@@ -68,6 +70,26 @@ def emit_epilogue(kernel: Anchor, fixed: int, name: str, place: Callable[[Operan
     text = f"struct {name} {{\n  {' '.join(members)}\n{body}\n}};\n"
     pointers = [place(kernel.inputs[i]) for i in used] + [place(kernel.outputs[0])]
     return text, "{" + ", ".join(pointers) + "}"
+
+
+def _prefetch(
+    nest: Nest, names: list[str], value: Expr, target: Expr, acc: int, pitch: int, lane: int | None
+) -> list[str]:
+    """Return the lines of the method ``prefetch``. It leaves out places that are data or the same in all rows."""
+    render = Renderer(nest, names, lane, False, use_counts([value, target]))
+    rows = frozenset(d for d in nest.size if d != lane)
+    block = Block(None, "__attribute__((always_inline)) void prefetch(long row, long col) const {", binds=rows)
+    block.items += ["(void)row, (void)col;", *([f"const long i{lane} = col;"] if lane is not None else [])]
+    block.items += _decode(nest, value, acc, pitch, lane)
+    loads = [x for x in expr.walk(value) if x.op == "load" and x.value.operand < acc and rows & render.deps(x)]
+    for x in (*loads, target):
+        if x.args[1:] or any(t.op != "index" for t in affine.affine(x.args[0]).terms):
+            continue
+        place = render.place(x, block)
+        if place is not None and place.stride == 1:
+            base = "b0" if x is target else names[x.value.operand]
+            block.items.append(f"prefetch_panel({base} + {place.offset});")
+    return list(block.lines())
 
 
 def _ctype(op: Operand) -> str:

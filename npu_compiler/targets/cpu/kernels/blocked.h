@@ -192,6 +192,7 @@ NPU_INLINE void blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, in
           TileArgs a{from, off + done, taps + tap, ntaps, Plan::LEN, nullptr, nullptr, Plan::SEGMENT, nullptr, 0};
           a.add = tap > 0;
           Sum* sums = acc + (Slices::DIVIDED ? done * PANEL : 0);
+          if (last) prefetch_epilogue(rows, row + done, group * Plan::N + col, epi);
           for (long i = 0; i < PRODUCTS; i++)
             run_tile<Kind, Stored>(tiles, t, a, plain[i] + tap * Slices::TAP_BYTES,
                                    after ? after + i * PRODUCT_BYTES : nullptr, Plan::N - col, sums + i * SUMS);

@@ -254,6 +254,18 @@ template <class Kind, long Q, bool STREAM = false, long N = 0> NPU_INLINE Tiling
           tall, count, rows};
 }
 
+// Prefetches the elements of a panel in one row into L2. L1 would not keep them if rows are a multiple of 4096 bytes
+// apart.
+template <class T> NPU_INLINE void prefetch_panel(const T* row) {
+#pragma GCC unroll 4
+  for (long at = 0; at < PANEL * (long)sizeof(T); at += 64) __builtin_prefetch((const char*)row + at, 0, 2);
+}
+
+// Prefetches what the epilogue of `rows` rows of a panel reads and writes, so that its stores wait for no cache line.
+template <class Epi> NPU_INLINE void prefetch_epilogue(int rows, long row, long col, const Epi& epi) {
+  for (int p = 0; p < rows; p++) epi.prefetch(row + p, col);
+}
+
 // Applies the epilogue to `rows` rows of a panel of sums. N is the number of columns of a group, col the panel's first
 // column in its group, shift the group's first column. The sums of the second of two products are `second` floats after
 // those of the first.
