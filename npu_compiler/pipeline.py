@@ -18,6 +18,7 @@ from typing import Any
 from .artifact.program import CompiledProgram
 from .aten.ir import IRGraph, Location
 from .graph.graph import Graph
+from .graph.text import graph_text
 from .link import link
 from .partitioning.constraint_checker import lower_checked
 from .passes.quantize import one_row_weights
@@ -240,7 +241,7 @@ def _write_dump(path: Path, text: str) -> None:
 
 def dump(state: State) -> str:
     """Return the program at this point as text: the graph, then the kernels if there are any."""
-    text = state.graph.dump()
+    text = graph_text(state.graph)
     return f"{text}\n\n{_kernels(state)}" if state.schedule is not None else text
 
 

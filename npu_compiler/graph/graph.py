@@ -171,6 +171,11 @@ class Node:
         return self.outputs[0]
 
     @property
+    def label(self) -> str:
+        """The IR node that it computes, else its primitive."""
+        return self.sources[-1] if self.sources else self.op
+
+    @property
     def domain(self) -> tuple[int, ...]:
         """Iteration domain of a pointwise or reduce node."""
         return self.attrs["domain"] if self.op == "reduce" else self.out.shape
@@ -394,28 +399,6 @@ class Graph:
         """Remove dead nodes and restore a topological order. Graph inputs and states always stay."""
         roots = [n for n in self.nodes if n.op in ("input", "state")] + [v.node for v in self.results()]
         self.nodes = depth_first(roots, lambda node: [v.node for v in node.inputs])
-
-    def dump(self) -> str:
-        """Return one line per node: its results, its op and inputs, and after ``#`` the IR nodes that it implements."""
-        lines = [_line(n) for n in self.nodes]
-        lines += [f"output {name} = {_name(v)}" for name, v in self.outputs]
-        return "\n".join([*lines, *(f"state {key} = {_name(v)}" for key, v in self.updates)])
-
-
-def _name(v: Value) -> str:
-    return f"%{v.node.id}{f'.{v.index}' if v.index else ''}"
-
-
-def _line(node: Node) -> str:
-    results = ", ".join(f"{_name(v)}: {v.dtype}{list(v.shape)}" for v in node.outputs)
-    attrs = [
-        f"{k}={list(v) if isinstance(v, tuple) else v}"
-        for k, v in node.attrs.items()
-        if k not in ("expr", "data", "shape")
-    ]
-    call = f"{node.op}({', '.join([*map(_name, node.inputs), *attrs])})"
-    body = f"  {expr.render(node.attrs['expr'])}" if "expr" in node.attrs else ""
-    return f"{results} = {call}{body}" + (f"  # {', '.join(node.sources)}" if node.sources else "")
 
 
 def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:

@@ -47,6 +47,11 @@ class Group:
         return [n for n in self.nodes if n.op == self.anchor.op] if self.anchor.op == "matmul" else self.nodes[:1]
 
     @property
+    def sources(self) -> tuple[str, ...]:
+        """The IR nodes that the kernel implements."""
+        return tuple(dict.fromkeys(s for n in self.nodes for s in n.sources))
+
+    @property
     def loops(self) -> bool:
         """Whether the kernel is a generated loop nest."""
         return self.anchor.op in LOOPS

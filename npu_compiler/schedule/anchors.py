@@ -48,6 +48,12 @@ class Contraction(Anchor):
         """The right operand of a product, the filters of a convolution."""
         return self.inputs[self.rhs]
 
+    @property
+    def n_major(self) -> bool:
+        """Whether neighbours in memory are columns of the right operand, not terms of a sum: in a product of two
+        activations [M, K] and [K, N]."""
+        return False
+
     def text(self) -> str:
         before = []
         if self.row_scale is not None:
@@ -80,6 +86,10 @@ class Gemm(Contraction):
     @property
     def rhs(self) -> int:
         return len(self.prologue.inputs) if self.prologue is not None else 1
+
+    @property
+    def n_major(self) -> bool:
+        return not self.weight.format and self.weight.strides[1] == 1 < self.weight.strides[2]
 
     @property
     def bytes_read(self) -> int:

@@ -69,15 +69,6 @@ def column_scale_floats(m: int, n: int) -> int:
     return 2 * m // 64 * n
 
 
-def is_n_major(kernel: Gemm | Conv2d) -> bool:
-    """Whether columns of the right operand of a product are neighbours in memory, as in a product of two activations
-    [M, K] and [K, N], and enough for tiles of ``N_MAJOR_COLUMNS``."""
-    if not isinstance(kernel, Gemm) or kernel.weight.format or kernel.dual:
-        return False
-    _, column, row = kernel.weight.strides
-    return column == 1 < row and kernel.n > N_MAJOR_COLUMNS // 2
-
-
 def device_of(dialect: Dialect) -> CUDADevice:
     """Return the device of ``dialect``, which must have TMA."""
     assert isinstance(dialect.device, CUDADevice) and dialect.device.tma is not None
@@ -94,7 +85,7 @@ def choose(kernel: Gemm | Conv2d, step: int, tiles: bool, dialect: Dialect) -> P
     touched = [kernel.inputs[0], kernel.weight, out, *[out] * residual]
     units = sum(math.prod(o.shape) * dtypes.DTYPES[o.dtype].size for o in touched) // 2
     size = dtypes.DTYPES[out.dtype].size if tiles else 0
-    columns = N_MAJOR_COLUMNS if is_n_major(kernel) else kind.columns
+    columns = N_MAJOR_COLUMNS if kernel.n_major else kind.columns
     return min(
         candidates(p, step, residual, size, device, min(len(kernel.outputs), 2), columns, bool(kind.format)),
         key=lambda plan: (cost(p, plan, step, residual, units, device, size), plan.prefetch and plan.n > 64),

@@ -28,7 +28,6 @@ from .tile_selection import (
     choose,
     column_scale_floats,
     device_of,
-    is_n_major,
     piece_columns,
     result_stages,
     split_floats,
@@ -56,8 +55,9 @@ def supports_tma(kernel: Gemm | Conv2d) -> bool:
     if w.format:  # groups of four rows
         return p.batch == 1 and kernel.lda % 8 == 0
     batch = w.strides[0] if w.shape[0] > 1 else 8
-    if is_n_major(kernel):
-        return all(n > 0 and n % 8 == 0 for n in (*rows, w.strides[2], batch))
+    if kernel.n_major:  # if its columns fill a tile
+        wide = isinstance(kernel, Gemm) and not kernel.dual and kernel.n > N_MAJOR_COLUMNS // 2
+        return wide and all(n > 0 and n % 8 == 0 for n in (*rows, w.strides[2], batch))
     return w.strides[2] == 1 and all(n > 0 and n % 8 == 0 for n in (*rows, w.strides[1], batch))
 
 
@@ -169,7 +169,7 @@ class TmaGemm:
         sizes = dict(
             M=p.m, N=p.n, BATCH=p.batch, PRODUCTS=p.products, BATCHED_RIGHT=self._batches(self.operands.kernel) > 1,
             SPLITS=plan.splits, TILE_M=plan.m, TILE_N=plan.n, TILE_K=self.step, STAGES=plan.stages, TILES=tiles,
-            STEP=clusters, FOURS=bool(self.kind.format), N_MAJOR=is_n_major(self.kernel), PROMOTED=plan.promoted,
+            STEP=clusters, FOURS=bool(self.kind.format), N_MAJOR=self.kernel.n_major, PROMOTED=plan.promoted,
             PRIMED=self._primed(), OUTPUTS=self.outputs, SUM_ROWS=sums, **flags,
         )  # fmt: skip
         row_sums = f.pointer(~(len(self.kernel.outputs) - 1)) if sums else "nullptr"
@@ -248,7 +248,7 @@ class TmaGemm:
             fours, nbytes = w.shape[0], w.strides[0] * 2
             return left, TileMap((p.k, ROWS, fours), (p.k * 2, nbytes), (self.step, ROWS, self.plan.n // ROWS), swizzle)
         batches, row, batch = self._batches(k), p.k * 2, p.n * p.k * 2
-        if is_n_major(k):
+        if k.n_major:
             row, batch = w.strides[2] * 2, (w.strides[0] if batches > 1 else w.strides[2] * p.k) * 2
             tile = N_MAJOR_COLUMNS, self.step, 1
             return left, TileMap((p.n, p.k, batches), (row, batch), tile, N_MAJOR_COLUMNS * 2)
