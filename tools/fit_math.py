@@ -1,4 +1,4 @@
-"""Fits and checks the polynomial coefficients of elementary.h and double.h in npu_compiler/targets/cpu/kernels.
+"""Fits and checks the polynomial coefficients of elementary.h and double*.h in npu_compiler/targets/cpu/kernels.
 
     python tools/fit_math.py            print every polynomial as C++, with its error
     python tools/fit_math.py --check    exit 1 if the headers hold other coefficients than these
@@ -25,7 +25,7 @@ from mpmath import mp, mpf
 mp.dps = 60
 Real = Callable[[mpf], mpf]
 KERNELS = Path(__file__).parent.parent / "npu_compiler/targets/cpu/kernels"
-HEADERS = ("elementary.h", "double.h")
+HEADERS = ("elementary.h", "double.h", "double_trigonometry.h")
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,11 @@ def _log_ratio_tail(z: mpf) -> mpf:
     return mpf(2) / 3 + 2 * z / 5 if z < mpf("1e-16") else 2 * (mp.atanh(mp.sqrt(z)) - mp.sqrt(z)) / mp.sqrt(z) ** 3
 
 
+def _log_ratio_rest(z: mpf) -> mpf:
+    """((log((1+s) / (1-s)) - 2 s) / s^3 - 2/3) / s^2 with z = s^2."""
+    return mpf(2) / 5 + 2 * z / 7 + 2 * z * z / 9 if z < mpf("1e-12") else (_log_ratio_tail(z) - mpf(2) / 3) / z
+
+
 def _cos_tail(z: mpf) -> mpf:
     """(cos(x) - 1 + x^2/2) / x^4 with z = x^2."""
     return mpf(1) / 24 - z / 720 if z < mpf("1e-12") else (mp.cos(mp.sqrt(z)) - 1 + z / 2) / z**2
@@ -133,6 +138,13 @@ FITS = (
         mpf(0), mpf(1), 21, 2**-55, 53, 2),
     Fit("ASIN_TAIL_D", _odd_tail(mp.asin, mpf(1) / 6, mpf(3) / 40), _relative_cubic(mp.asin),
         mpf(0), mpf(1) / 4, 13, 2**-57, 53, 2),
+    # log((1+s) / (1-s)) = 2 s + s^3 (2/3 + s^2 P(s^2)), for powers
+    Fit("POW_TAIL_D", _log_ratio_rest, lambda z: z * _relative_cubic(mp.atanh)(z) / 2,
+        mpf(0), _LOG_RATIO_END**2, 7, 2**-64, 53, 2),
+    # erf(x) = x + x P(x^2), and further out 1 - exp(-x P(x))
+    Fit("ERF_NEAR_D", _erf_factor, lambda z: 1 / (1 + _erf_factor(z)), mpf(0), mpf(1), 13, 2**-56, 53, 4),
+    Fit("ERF_FAR_D", lambda x: -mp.log(mp.erfc(x)) / x, lambda x: x * mp.erfc(x) / mp.erf(x),
+        mpf(1), mpf(6), 18, 2**-57, 53, 0),
     # The same in double for results that are rounded to float
     Fit("EXP_TAIL_F", _exp_tail, lambda r: r**3 / mp.exp(r),
         -_HALF_LN2 * mpf("1.001"), _HALF_LN2 * mpf("1.001"), 5, 2**-31, 53, 0),

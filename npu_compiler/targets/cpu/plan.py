@@ -25,7 +25,7 @@ HOISTED = 12  # scalar operations for which a row dim becomes a loop inside the 
 PIECEWISE = frozenset("where abs minimum maximum floordiv remainder".split())
 TILE_BLOCK = 64  # positions of the tile dim per thread: a multiple of every vector length
 # Functions that are computed lane by lane, of float64 and of integers.
-BY_LANE_DOUBLE = frozenset("asinh acosh erf pow".split())
+BY_LANE_DOUBLE = frozenset("asinh acosh erfc".split())
 BY_LANE_INTEGER = frozenset("idiv fmod remainder floordiv pow".split())
 
 

@@ -1,9 +1,9 @@
 // Mathematical functions on lane vectors: vf (float), vd (double), vi32 and vi64 where they make sense.
 //
-// The common functions of vf are vector code (elementary.h), and so are those of vd that double.h has. Other functions
-// of vf are those of double.h, rounded once. What is left calls libm lane by lane.
+// The common functions of vf are vector code (elementary.h), and so are those of vd that double.h and
+// double_trigonometry.h have. Other functions of vf are those, rounded once. What is left calls libm lane by lane.
 #pragma once
-#include "double.h"
+#include "double_trigonometry.h"
 
 namespace npu {
 
@@ -16,13 +16,9 @@ template <class V, class F> static NPU_NOINLINE V call_by_lane(V x, V y, F f) { 
   NPU_INLINE vd name(vd x) { return call_by_lane(x, [](double v) { return __builtin_##name(v); }); }
 NPU_LIBM(asinh)
 NPU_LIBM(acosh)
-NPU_LIBM(erf)
 NPU_LIBM(erfc)
 #undef NPU_LIBM
 NPU_INLINE vf erfc(vf x) { return call_by_lane(x, [](float v) { return (float)__builtin_erfc((double)v); }); }
-NPU_INLINE vd pow(vd x, vd y) {
-  return call_by_lane(x, y, [](double a, double b) { return __builtin_pow(a, b); });
-}
 
 // ---------------------------------------------------------------------------------------------- through double.h
 template <class F> NPU_INLINE vf through_double(vf x, F f) {
@@ -55,6 +51,7 @@ NPU_INLINE vd sigmoid(vd x) { return 1.0 / (1.0 + exp(-x)); }
   static NPU_NOINLINE __attribute__((unused)) vf name(vf x) {                                            \
     return through_double(x, [](half_vd v) NPU_HALF { return call(clamp_keep_nan(v, -limit, limit)); }); \
   }
+NPU_DOUBLE(erf, erf)
 NPU_DOUBLE(exp2, exp2)
 NPU_DOUBLE(expm1, expm1)
 NPU_DOUBLE(log1p, log1p<true>)
@@ -100,6 +97,9 @@ static NPU_NOINLINE __attribute__((unused)) vf atan2(vf y, vf x) {
 }
 static NPU_NOINLINE __attribute__((unused)) vd atan2(vd y, vd x) {
   return by_halves([](half_vd a, half_vd b) NPU_HALF { return atan2(a, b); }, y, x);
+}
+static NPU_NOINLINE __attribute__((unused)) vd pow(vd x, vd y) {
+  return by_halves([](half_vd a, half_vd b) NPU_HALF { return pow(a, b); }, x, y);
 }
 
 // |x|^y is exp(y log|x|) in double. The rules for signs and special values are those of C's pow.
