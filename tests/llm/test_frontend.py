@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
 
-from npu_compiler.frontend.llm import LLMConfig, llm_graphs, parameter_shapes
+from npu_compiler.aten.json_writer import ir_to_dict
+from npu_compiler.frontend.llm import LLMConfig, graphs, llm_graphs, parameter_shapes
 from npu_compiler.frontend.llm.modules import Decoder
 from npu_compiler.frontend.tensors import state_dict_numpy, tensor_to_numpy
 
+from ..support.sweeps import IN_FULL
 from ..support.torch_oracle import run_ir
 from . import tiny
 
@@ -92,6 +96,34 @@ def test_graphs_run_as_the_module(name: str) -> None:
     ids = tiny.text_ids(14)
     for mine, graphs_ in zip(feed(ours, ids, (4, 4), 24), feed(run, ids, (4, 4), 24), strict=True):
         torch.testing.assert_close(graphs_, mine, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_cache"),
+    [
+        ("smollm3", None), ("gemma3_text", "fp8"),
+        *(pytest.param(name, "int8", marks=IN_FULL) for name in STRUCTURES),
+    ],
+)  # fmt: skip
+def test_graphs_of_repeated_layers_are_those_of_all_layers(
+    name: str, kv_cache: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers of two kinds in turns: with rotation and without, or with two windows. Some have their own order of
+    columns."""
+    layers: dict[str, Any] = {"num_hidden_layers": 4, "no_rope_layer_interval": 2}
+    if "layer_types" in tiny.CASES[name][1]:
+        layers["layer_types"] = ["sliding_attention", "full_attention"] * 2
+    config = LLMConfig.from_hf(tiny.hf_model(name, **layers).config.to_dict())
+    ordered = [f"model.layers.{i}.self_attn.{p}" for i in (0, 2) for p in ("q_proj", "k_proj")]
+    config = replace(config, column_orders=tuple(zip(ordered, [ordered[0]] * 2 + [ordered[2]] * 2, strict=True)))
+    marked, _ = graphs._capture(graphs._Request(Decoder, config, 8, (("decode", graphs._example(1)),), kv_cache))
+    assert sum("npusim_layers.repeat" in n.op_type for n in marked["decode"].nodes) == 2
+    short = llm_graphs(config, max_len=8, chunks=(), kv_cache=kv_cache)
+    graphs._capture.cache_clear()
+    monkeypatch.setattr(graphs, "traced_once", lambda *_: nullcontext())
+    whole = llm_graphs(config, max_len=8, chunks=(), kv_cache=kv_cache)
+    graphs._capture.cache_clear()
+    assert {name: ir_to_dict(graph) for name, graph in short.items()} == {n: ir_to_dict(g) for n, g in whole.items()}
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2-window", "gemma3_text"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Sequence
 from functools import lru_cache
@@ -12,6 +11,7 @@ import torch
 from ...aten.ir import IRGraph
 from ...support.errors import ConfigError
 from ..export import capture
+from ..repeats import repeated, traced_once
 from ..tensors import tensor_to_numpy
 from .config import LLMConfig
 from .decoders import GreedyDecoder, SamplingDecoder, ScoringDecoder
@@ -80,7 +80,8 @@ def _captured(
     kind: type[Decoder], config: LLMConfig, max_len: int, inputs: dict[str, tuple[_Input, ...]], kv_cache: str | None
 ) -> dict[str, IRGraph]:
     """Return a graph for each name, with inputs of these shapes and dtypes."""
-    return copy.deepcopy(_capture(_Request(kind, config, max_len, tuple(inputs.items()), kv_cache)))
+    graphs, names = _capture(_Request(kind, config, max_len, tuple(inputs.items()), kv_cache))
+    return {name: repeated(graph, names) for name, graph in graphs.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,16 +96,21 @@ class _Request:
 
 
 @lru_cache(maxsize=8)
-def _capture(wanted: _Request) -> dict[str, IRGraph]:
-    """A model that is compiled again, for another target or with its weights in another format, is captured once."""
+def _capture(wanted: _Request) -> tuple[dict[str, IRGraph], list[str]]:
+    """The graphs with marks in place of layers that are alike, and the names of parameters and buffers in their order.
+
+    A model that is compiled again, for another target or with its weights in another format, is captured once.
+    """
     with torch.device("meta"):
         decoder = wanted.kind(wanted.config, wanted.max_len, kv_cache=wanted.kv_cache)
     constants = {k: tensor_to_numpy(b) for k, b in decoder.named_buffers() if not b.is_meta}
     decoder.to("meta")
+    names = [name for tensors in (decoder.named_parameters(), decoder.named_buffers()) for name, _ in tensors]
     graphs = {}
     for name, specs in wanted.inputs:
         example = tuple(torch.zeros(shape, dtype=dtype, device="meta") for shape, dtype in specs)
-        graph = capture(decoder, example, name=wanted.config.model_type)
+        with traced_once(decoder, decoder.model.layers, example):
+            graph = capture(decoder, example, name=wanted.config.model_type)
         for placeholder, key in list(graph.weight_name_mapping.items()):
             if key in constants:  # the copy on the meta device has no values
                 del graph.weight_name_mapping[placeholder]
@@ -113,7 +119,7 @@ def _capture(wanted: _Request) -> dict[str, IRGraph]:
         for node in graph.nodes:
             node.attrs.pop("device", None)  # the meta device is this function's, not the model's
         graphs[name] = graph
-    return graphs
+    return graphs, names
 
 
 def _example(n: int, following: bool = False) -> tuple[_Input, _Input, _Input]:

@@ -35,15 +35,14 @@ class _Context:
     """The position-dependent part of attention for rows at N positions.
 
     Attributes:
+        positions: int64[N].
         rotary: cos and sin float32[N, rope.dim]; None: the rows do not rotate.
         mask: bool[N, max_len], True for the keys that a row attends to.
     """
 
+    positions: Tensor
     rotary: _RotaryTable | None
     mask: Tensor
-
-
-_Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # keys and values of new tokens -> of all tokens
 
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -121,6 +120,40 @@ def make_norm(config: LLMConfig, size: int, dtype: torch.dtype) -> nn.Module:
     return RMSNorm(size, config.norm_eps, config.norm, dtype)
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """Keys or values of one layer: ``held`` [1, heads, max_len, head_dim]."""
+
+    held: Tensor
+
+    def store(self, positions: Tensor, rows: Tensor) -> Tensor:
+        """Write ``rows`` [1, heads, N, head_dim] at ``positions`` [N]; returns all rows."""
+        return self.held.index_copy_(2, positions, rows)
+
+
+@dataclass(frozen=True)
+class _ScaledRows:
+    """Rows of 8-bit numbers and the scale of each, ``scales`` float32[1, heads, max_len, 1]. The largest magnitude of a
+    row becomes ``top``."""
+
+    held: Tensor
+    scales: Tensor
+    top: int
+
+    def store(self, positions: Tensor, rows: Tensor) -> Tensor:
+        """Write ``rows`` [1, heads, N, head_dim] at ``positions`` [N]; returns all rows, decoded."""
+        wide = rows.float()
+        largest = wide.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny * 128)
+        codes = wide * (self.top / largest)
+        codes = (codes if self.held.is_floating_point() else codes.round()).to(self.held.dtype)
+        held = self.held.index_copy_(2, positions, codes)
+        scales = self.scales.index_copy_(2, positions, largest / self.top)
+        return (held.float() * scales).to(rows.dtype)
+
+
+_LayerCache = tuple[_Rows | _ScaledRows, _Rows | _ScaledRows]  # keys and values
+
+
 class Cache(nn.Module):
     """Keys or values of all layers, [1, heads, max_len, head_dim] each, as buffers '0', '1' …"""
 
@@ -129,9 +162,9 @@ class Cache(nn.Module):
         for i in range(config.num_layers):
             self.register_buffer(str(i), torch.zeros(1, config.num_kv_heads, max_len, config.head_dim, dtype=dtype))
 
-    def store(self, layer: int, positions: Tensor, rows: Tensor) -> Tensor:
-        """Write ``rows`` [1, heads, N, head_dim] at ``positions`` [N]; returns the layer's whole cache."""
-        return self.get_buffer(str(layer)).index_copy_(2, positions, rows)
+    def layer(self, i: int) -> _Rows:
+        """Return the rows of layer ``i``."""
+        return _Rows(self.get_buffer(str(i)))
 
 
 class ScaledCache(nn.Module):
@@ -140,22 +173,15 @@ class ScaledCache(nn.Module):
 
     def __init__(self, config: LLMConfig, max_len: int, dtype: torch.dtype):
         super().__init__()
-        self.floating = dtype.is_floating_point
-        self.top = 448 if self.floating else 127
+        self.top = 448 if dtype.is_floating_point else 127
         for i in range(config.num_layers):
             shape = (1, config.num_kv_heads, max_len)
             self.register_buffer(str(i), torch.zeros(*shape, config.head_dim, dtype=dtype))
             self.register_buffer(f"{i}_scale", torch.zeros(*shape, 1, dtype=torch.float32))
 
-    def store(self, layer: int, positions: Tensor, rows: Tensor) -> Tensor:
-        """Write ``rows`` [1, heads, N, head_dim] at ``positions`` [N]; returns the layer's whole cache, decoded."""
-        wide = rows.float()
-        top = wide.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny * 128)
-        codes = wide * (self.top / top)
-        codes = (codes if self.floating else codes.round()).to(self.get_buffer(str(layer)).dtype)
-        held = self.get_buffer(str(layer)).index_copy_(2, positions, codes)
-        scales = self.get_buffer(f"{layer}_scale").index_copy_(2, positions, top / self.top)
-        return (held.float() * scales).to(rows.dtype)
+    def layer(self, i: int) -> _ScaledRows:
+        """Return the rows of layer ``i``."""
+        return _ScaledRows(self.get_buffer(str(i)), self.get_buffer(f"{i}_scale"), self.top)
 
 
 def make_cache(config: LLMConfig, max_len: int, dtype: torch.dtype, kind: str | None) -> Cache | ScaledCache:
@@ -198,7 +224,7 @@ class Attention(nn.Module):
         return x.view(*x.shape[:2], -1, self.config.head_dim).transpose(1, 2)
 
     def forward(
-        self, x: Tensor, context: _Context, store: _Store, query_rows: Tensor, query_context: _Context
+        self, x: Tensor, context: _Context, cache: _LayerCache, query_rows: Tensor, query_context: _Context
     ) -> Tensor:
         """Write keys and values of all rows ``x`` [1, N, hidden] into the cache, then compute attention for the rows
         ``query_rows`` [1, K, hidden] only, with their own rotary table and mask. Returns [1, K, hidden]."""
@@ -209,7 +235,8 @@ class Attention(nn.Module):
         v = self.heads(self.v_proj(x))
         if self.config.qk_norm == "head":
             q, k = self.q_norm(q), self.k_norm(k)
-        keys, values = store(k if context.rotary is None else rotate(k, *context.rotary), v)
+        keys = cache[0].store(context.positions, k if context.rotary is None else rotate(k, *context.rotary))
+        values = cache[1].store(context.positions, v)
         y = self.attend(
             q if query_context.rotary is None else rotate(q, *query_context.rotary), keys, values, query_context.mask
         )
@@ -259,7 +286,7 @@ class Layer(nn.Module):
             self.add_module(name, make_norm(config, config.hidden_size, dtype))
 
     def forward(
-        self, x: Tensor, context: _Context, store: _Store, only: tuple[Tensor, _Context] | None = None
+        self, x: Tensor, context: _Context, cache: _LayerCache, only: tuple[Tensor, _Context] | None = None
     ) -> Tensor:
         """The layer's result [1, N, hidden] for x [1, N, hidden].
 
@@ -271,7 +298,7 @@ class Layer(nn.Module):
         if only is not None:
             x = x.index_select(1, only[0])
             query_rows = self._normed(block.before_attention, x)
-        attended = self.self_attn(normed, context, store, query_rows, context if only is None else only[1])
+        attended = self.self_attn(normed, context, cache, query_rows, context if only is None else only[1])
         attended = self._scaled(self._normed(block.after_attention, attended))
         if block.parallel:
             read = query_rows if block.before_mlp is None else self._normed(block.before_mlp, x)
@@ -351,14 +378,10 @@ class Decoder(nn.Module):
         contexts = self._contexts(positions)
         several = x.shape[1] > 1  # then the last layer computes only one of them beyond its keys and values
         for i, layer in enumerate(self.model.layers):
-
-            def store(k: Tensor, v: Tensor, i: int = i) -> tuple[Tensor, Tensor]:
-                return self.k_cache.store(i, positions, k), self.v_cache.store(i, positions, v)
-
             window, only = self.config.windows[i], None
             if last is not None and several and i == self.config.num_layers - 1:
                 only = last, self._context(i, self._contexts(positions.index_select(0, last), {window}))
-            x = layer(x, self._context(i, contexts), store, only)
+            x = layer(x, self._context(i, contexts), (self.k_cache.layer(i), self.v_cache.layer(i)), only)
         return x
 
     def _logits(self, x: Tensor) -> Tensor:
@@ -379,7 +402,7 @@ class Decoder(nn.Module):
         """The contexts of rows at ``positions`` by window: of all windows of the layers, or of ``windows``."""
         keys = torch.arange(self.max_len, device=positions.device)[None, :]
         causal = keys <= positions[:, None]
-        whole = _Context(self._rotary("frequencies", positions, self.config.rope), causal)
+        whole = _Context(positions, self._rotary("frequencies", positions, self.config.rope), causal)
         contexts: dict[int | None, _Context] = {None: whole}
         for window in self.config.windows if windows is None else windows:
             if window is not None and window not in contexts:
@@ -387,7 +410,7 @@ class Decoder(nn.Module):
                 rotary = whole.rotary
                 if self._two_ropes():
                     rotary = self._rotary("window_frequencies", positions, self.config.window_rope)
-                contexts[window] = _Context(rotary, mask)
+                contexts[window] = _Context(positions, rotary, mask)
         return contexts
 
     def _rotary(self, table: str, positions: Tensor, rope: Rope | None) -> _RotaryTable | None:
