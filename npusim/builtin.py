@@ -67,15 +67,16 @@ def module(name: str) -> Any:
     from . import models
 
     builtin = BUILTINS[name]
-    torch.manual_seed(0)
-    model = getattr(models, builtin.function)(**builtin.options).eval()
     if builtin.weights is not None:
         from .models import weights
 
+        model = getattr(models, builtin.function)(**builtin.options).eval()
         state = getattr(weights, builtin.weights)()
         model.load_state_dict({k: torch.from_numpy(v) for k, v in state.items()})
         return model
-    with torch.no_grad():
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        model = getattr(models, builtin.function)(**builtin.options).eval()
         for part in (m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)):
             if part.running_mean is not None and part.running_var is not None:
                 part.running_mean.uniform_(-0.1, 0.1)

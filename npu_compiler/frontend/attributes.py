@@ -161,7 +161,7 @@ class Attributes:
         """
 
         def call() -> list[Any]:
-            torch.manual_seed(0)
+            torch.default_generator.manual_seed(0)  # torch.manual_seed would also seed GPUs, for good
             values = {**dict(self.model.named_parameters()), **{n: b.clone() for n, b in self.model.named_buffers()}}
             inputs = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
             return pytree.tree_leaves(torch.func.functional_call(self.model, values, *inputs))

@@ -7,6 +7,7 @@ import inspect
 import io
 import logging
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
@@ -109,6 +110,9 @@ class _Marker:
         return self.name  # the one of this module
 
 
+# torch.export patches modules of PyTorch, and sets variables of the process, while it traces a model.
+_TRACING = threading.RLock()
+
 TENSOR, NUMBER = _Marker("TENSOR"), _Marker("NUMBER")
 
 
@@ -120,8 +124,9 @@ def capture_call(
     name: str | None = None,
     strict: bool = False,
 ) -> Capture:
-    """Capture a model with the structure of its arguments and result. Arguments and errors are those of ``capture``."""
-    with progress.step(f"capturing {name or type(model).__name__}"):
+    """Capture a model with the structure of its arguments and result. Arguments and errors are those of ``capture``.
+    Threads take turns."""
+    with progress.step(f"capturing {name or type(model).__name__}"), _TRACING:
         return _captured(model, example_inputs, example_kwargs, name, strict)
 
 

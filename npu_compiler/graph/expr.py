@@ -14,6 +14,7 @@ Leaves:
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from ..support import dtypes
 from .scalar_ops import EXPENSIVE, SCALAR_OPS, takes
 
 _interned: weakref.WeakValueDictionary[tuple[Any, ...], Expr] = weakref.WeakValueDictionary()
+_interning = threading.RLock()  # threads may compile at once
 
 
 class Expr:
@@ -44,9 +46,12 @@ class Expr:
             key = (op, dtype, tuple(id(a) for a in args), value)
         found = _interned.get(key)
         if found is None:
-            found = object.__new__(cls)
-            found.op, found.dtype, found.args, found.value, found._order = op, dtype, args, value, None
-            _interned[key] = found
+            with _interning:
+                found = _interned.get(key)
+                if found is None:
+                    found = object.__new__(cls)
+                    found.op, found.dtype, found.args, found.value, found._order = op, dtype, args, value, None
+                    _interned[key] = found
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,6 +58,18 @@ def test_exact_identities_are_applied(made: Expr, same: Expr) -> None:
 @pytest.mark.parametrize("made", [x + 0.0, x * 0.0, x - x, x / x, fn("floordiv")(0, n), n // 0])
 def test_identities_that_change_a_result_are_not_applied(made: Expr) -> None:
     assert any(node.op == "load" for node in expr.walk(made))
+
+
+def test_threads_make_one_object_of_equal_expressions(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(weakref.WeakValueDictionary[Any, Expr]):
+        def get(self, key: Any, default: Any = None) -> Any:  # another thread looks before this one adds what it missed
+            found = super().get(key, default)
+            time.sleep(0.002)
+            return found
+
+    monkeypatch.setattr(expr, "_interned", Slow())
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(map(id, made := list(pool.map(lambda _: index(77), range(4)))))) == 1, made
 
 
 def test_arguments_have_one_dtype_that_the_op_takes() -> None:
