@@ -38,8 +38,10 @@ NPU_INLINE vf copysign(vf magnitude, vf sign) {
 
 // Returns 1, 0 or -1; 0 for NaN, as in PyTorch.
 template <class V> NPU_INLINE V sign(V x) {
-  V zero{}, one = splat<V>(1);
-  return select(x > zero, one, select(x < zero, zero - one, zero));
+  return by_registers([](auto x) NPU_HALF {
+    decltype(x) zero{}, one = zero + 1;
+    return x > zero ? one : x < zero ? zero - one : zero;
+  }, x);
 }
 
 // Clamps x to [low, high]; NaN stays NaN.

@@ -140,21 +140,27 @@ NPU_FMOD(vf, fmodf, NPU_THROUGH_DOUBLE)
 #undef NPU_FMOD
 
 template <class V> NPU_INLINE V remainder_from(V rest, V y) {
-  V zero{};
-  return select((rest != zero) & ((rest < zero) != (y < zero)), rest + y, rest);
+  return by_registers([](auto rest, auto y) NPU_HALF {
+    decltype(rest) zero{};
+    return (rest != zero) & ((rest < zero) != (y < zero)) ? rest + y : rest;
+  }, rest, y);
 }
 NPU_INLINE vf remainder(vf x, vf y) { return remainder_from(fmod(x, y), y); }
 NPU_INLINE vd remainder(vd x, vd y) { return remainder_from(fmod(x, y), y); }
 
 // Computed from the exact remainder, so that a quotient just below an integer is not rounded up to it.
 template <class V> NPU_INLINE V floordiv_float(V x, V y) {
-  V zero{}, one = splat<V>(1), rest = fmod(x, y), quotient = x / y;
-  V whole = (x - rest) / y;
-  whole = select((rest != zero) & ((rest < zero) != (y < zero)), whole - one, whole);
-  V down = floor(whole);
-  down = select(whole - down > splat<V>(0.5), down + one, down);
-  V signed_zero = quotient * zero;
-  return select(y == zero, quotient, select(whole == zero, signed_zero, down));
+  const V rest = fmod(x, y);
+  const V whole = by_registers([](auto x, auto y, auto rest) NPU_HALF {
+    decltype(x) zero{}, whole = (x - rest) / y;
+    return (rest != zero) & ((rest < zero) != (y < zero)) ? whole - 1 : whole;
+  }, x, y, rest);
+  return by_registers([](auto x, auto y, auto whole, auto down) NPU_HALF {
+    decltype(x) zero{}, half = zero + 0.5f, quotient = x / y;
+    down = whole - down > half ? down + 1 : down;
+    down = whole == zero ? quotient * zero : down;  // a zero with the sign of the quotient
+    return y == zero ? quotient : down;
+  }, x, y, whole, floor(whole));
 }
 NPU_INLINE vf floordiv(vf x, vf y) { return floordiv_float(x, y); }
 NPU_INLINE vd floordiv(vd x, vd y) { return floordiv_float(x, y); }

@@ -193,6 +193,10 @@ template <class F, class A, class... Vs> NPU_INLINE auto by_halves(F f, A a, Vs.
   return out;
 }
 template <class V> constexpr bool is_wide = sizeof(V) > sizeof(vi32);
+template <class F, class V, class... Vs> NPU_INLINE auto by_registers(F f, V v, Vs... vs) {
+  if constexpr (is_wide<V>) return by_halves(f, v, vs...);
+  else return f(v, vs...);
+}
 
 // compare<Op>(a, b) returns a mask of 32-bit lanes.
 struct Lt { template <class V> __attribute__((always_inline)) auto operator()(V a, V b) const { return a < b; } };
@@ -227,7 +231,7 @@ template <class Op, class V> NPU_INLINE vi32 compare(V a, V b) {
         m[h] = _mm512_cmp_epi64_mask((__m512i)x[h], (__m512i)y[h], Predicate<Op>::integers);
       else m[h] = _mm512_cmp_pd_mask((__m512d)x[h], (__m512d)y[h], Predicate<Op>::doubles);
     }
-    return (vi32)_mm512_movm_epi32((__mmask16)(m[0] | m[1] << 8));
+    return (vi32)_mm512_movm_epi32(_mm512_kunpackb(m[1], m[0]));
 #else
     typedef half_t<vi32> narrow;
     return by_halves([](auto x, auto y) NPU_HALF { return __builtin_convertvector(Op{}(x, y), narrow); }, a, b);
@@ -250,9 +254,20 @@ template <class M, class V> NPU_INLINE V select(M mask, V a, V b) {
   } else if constexpr (sizeof(V) == sizeof(vi32)) {
     return cvt<vi32>(mask) ? a : b;
   } else {
+#if NPU_AVX512
+    half_t<V> x[2], y[2];
+    memcpy(x, &a, sizeof a);
+    memcpy(y, &b, sizeof b);
+    const __mmask16 m = _mm512_movepi32_mask((__m512i)mask);
+    for (int h = 0; h < 2; h++)
+      x[h] = (half_t<V>)_mm512_mask_blend_epi64((__mmask8)(m >> 8 * h), (__m512i)y[h], (__m512i)x[h]);
+    memcpy(&a, x, sizeof a);
+    return a;
+#else
     typedef half_t<vi64> wide;
     auto choose = [](auto m, auto x, auto y) NPU_HALF { return __builtin_convertvector(m, wide) ? x : y; };
     return by_halves(choose, (vi32)mask, a, b);
+#endif
   }
 }
 
@@ -270,14 +285,8 @@ struct MinOp {
 };
 
 // min and max return NaN if either operand is NaN, like torch.minimum and torch.maximum.
-template <class V> NPU_INLINE V max(V a, V b) {
-  if constexpr (is_wide<V>) return by_halves(MaxOp{}, a, b);
-  else return MaxOp{}(a, b);
-}
-template <class V> NPU_INLINE V min(V a, V b) {
-  if constexpr (is_wide<V>) return by_halves(MinOp{}, a, b);
-  else return MinOp{}(a, b);
-}
+template <class V> NPU_INLINE V max(V a, V b) { return by_registers(MaxOp{}, a, b); }
+template <class V> NPU_INLINE V min(V a, V b) { return by_registers(MinOp{}, a, b); }
 #if NPU_AVX512
 // vmaxps returns its second operand if either is NaN, so only a NaN in `a` needs correction.
 template <> inline __attribute__((always_inline)) vf max(vf a, vf b) {
@@ -307,8 +316,12 @@ template <> inline __attribute__((always_inline)) vf min(vf a, vf b) {
 #endif
 
 // max(x, bound) and min(x, bound) for a bound that is not NaN. NaN stays NaN; a zero keeps its sign beside a zero.
-template <class V> NPU_INLINE V at_least(V x, V bound) { return x < bound ? bound : x; }
-template <class V> NPU_INLINE V at_most(V x, V bound) { return x > bound ? bound : x; }
+template <class V> NPU_INLINE V at_least(V x, V bound) {
+  return by_registers([](auto x, auto bound) NPU_HALF { return x < bound ? bound : x; }, x, bound);
+}
+template <class V> NPU_INLINE V at_most(V x, V bound) {
+  return by_registers([](auto x, auto bound) NPU_HALF { return x > bound ? bound : x; }, x, bound);
+}
 #if NPU_AVX512
 template <> inline __attribute__((always_inline)) vf at_least(vf x, vf bound) {
   return (vf)_mm512_max_ps((__m512)bound, (__m512)x);
