@@ -248,3 +248,12 @@ def rich_program() -> CompiledProgram:
     made.binary = binary(SOURCE)
     stamp_layout(made)
     return made
+
+
+def check(outputs: dict[str, np.ndarray], inputs: dict[str, np.ndarray]) -> None:
+    """Results of ``main`` are as in numpy."""
+    wanted = expected(inputs)
+    assert outputs.keys() == wanted.keys()
+    for name, array in outputs.items():
+        assert array.dtype == np.float32
+        np.testing.assert_allclose(array, wanted[name], rtol=2e-7, atol=1e-6)
