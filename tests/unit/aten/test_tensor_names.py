@@ -14,7 +14,8 @@ from npu_compiler.partitioning.partitioner import partition
 from npu_compiler.support.errors import IRError
 from npu_runtime import DAGExecutor
 
-from .test_json_reader import document, same, tensor
+from ...support.ir_documents import document, tensor
+from .test_json_reader import same
 
 
 def by_name(t: dict[str, Any]) -> dict[str, Any]:
