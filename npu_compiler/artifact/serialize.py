@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import fields
+from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -128,6 +129,12 @@ def _array_to_plain(arr: np.ndarray) -> dict[str, Any]:
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
+@cache
+def _names(record: type) -> tuple[str, ...]:
+    """The fields of a dataclass."""
+    return tuple(f.name for f in fields(record))
+
+
 def _tensor(dtype: Field, shape: Field) -> tuple[tuple[int, ...], str]:
     """(shape, dtype) of a tensor that can exist."""
     dims, name = shape.integers(0), dtype.dtype()
@@ -141,7 +148,7 @@ def _tensor(dtype: Field, shape: Field) -> tuple[tuple[int, ...], str]:
 def program_from_plain(plain: Any, kind: type[P]) -> P:
     """Return the program, of class ``kind``, that :func:`program_to_plain` made ``plain`` of. The type and range of
     every field are checked, but not how fields fit together. Raises ``ArtifactError`` with the path of the field."""
-    f = Field(plain).record([f.name for f in fields(ProgramSpec)])
+    f = Field(plain).record(_names(ProgramSpec))
     entries: dict[str, EntryPoint] = {}
     for at, row in enumerate(f["entries"].items()):
         entry = _entry(row)
@@ -191,7 +198,7 @@ def _free(f: Field, depth: int) -> Any:
 
 
 def _entry(f: Field) -> EntryPoint:
-    r = f.record([x.name for x in fields(EntryPoint)])
+    r = f.record(_names(EntryPoint))
     return EntryPoint(
         name=r["name"].text(pattern=r"[^\x00-\x1f]+"),
         symbol=r["symbol"].text(),
@@ -204,13 +211,13 @@ def _entry(f: Field) -> EntryPoint:
 
 
 def _io(f: Field) -> IOSpec:
-    r = f.record([x.name for x in fields(IOSpec)])
+    r = f.record(_names(IOSpec))
     shape, dtype = _tensor(r["dtype"], r["shape"])
     return IOSpec(r["name"].text(), shape, dtype, r["buffer"].integer())
 
 
 def _buffer(f: Field) -> BufferSpec:
-    r = f.record([x.name for x in fields(BufferSpec)])
+    r = f.record(_names(BufferSpec))
     shape, dtype = _tensor(r["dtype"], r["shape"])
     offset = r["offset"].integer(high=verify.MAX_BYTES)
     format = r["format"].text()
@@ -218,12 +225,12 @@ def _buffer(f: Field) -> BufferSpec:
 
 
 def _weight(f: Field) -> WeightSpec:
-    r = f.record([x.name for x in fields(WeightSpec)])
+    r = f.record(_names(WeightSpec))
     return WeightSpec(r["key"].text(), *_tensor(r["dtype"], r["shape"]))
 
 
 def _call(f: Field) -> KernelCall:
-    r = f.record([x.name for x in fields(KernelCall)])
+    r = f.record(_names(KernelCall))
     return KernelCall(
         name=r["name"].text(),
         kind=r["kind"].text(),
@@ -239,7 +246,7 @@ def _call(f: Field) -> KernelCall:
 
 
 def _location(f: Field) -> Location:
-    names = [x.name for x in fields(Location)]
+    names = _names(Location)
     r = f.record(names)
     return Location(*(r[name].text() for name in names))
 

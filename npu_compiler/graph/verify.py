@@ -84,7 +84,8 @@ def check_node(node: Node) -> None:
     schema = ATTRS.get(node.op)
     if schema is None:
         raise ValueError(f"unknown op {node.op!r}")
-    _require(set(node.attrs) == set(schema), f"attributes {sorted(map(str, node.attrs))}, expected {sorted(schema)}")
+    if node.attrs.keys() != schema.keys():
+        raise ValueError(f"attributes {sorted(map(str, node.attrs))}, expected {sorted(schema)}")
     for name, kind in schema.items():
         _require(_ATTR_CHECKS[kind](node.attrs[name]), f"attribute {name} is not of kind {kind}")
     for v in node.outputs:
@@ -96,20 +97,23 @@ def check_node(node: Node) -> None:
     want = _SIGNATURES[node.op](node, node.inputs)
     for shape, dtype in want:
         check_type(shape, dtype)
-    _require(have == want, f"declares {_show(have)}, but computes {_show(want)}")
+    if have != want:
+        raise ValueError(f"declares {_show(have)}, but computes {_show(want)}")
 
 
 def check_type(shape: Sequence[int], dtype: str) -> None:
     """Raise ``ValueError`` unless a tensor of this type can exist."""
-    _require(isinstance(dtype, str) and dtype in dtypes.DTYPES, f"unknown dtype {dtype!r}")
-    _require(len(shape) <= MAX_RANK and all(_is_int(n) and n >= 0 for n in shape), f"bad shape {list(shape)}")
+    if not isinstance(dtype, str) or dtype not in dtypes.DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}")
+    if len(shape) > MAX_RANK or not all(_is_int(n) and n >= 0 for n in shape):
+        raise ValueError(f"bad shape {list(shape)}")
     # Empty dims are counted as 1: numpy refuses a shape whose other dims overflow, even if it holds nothing.
-    size = math.prod(max(n, 1) for n in shape) * dtypes.DTYPES[dtype].size
-    _require(size <= MAX_BYTES, f"a {dtype} tensor of shape {list(shape)} is too large")
+    if math.prod(n or 1 for n in shape) * dtypes.DTYPES[dtype].size > MAX_BYTES:
+        raise ValueError(f"a {dtype} tensor of shape {list(shape)} is too large")
 
 
 def _is_int(v: Any) -> bool:
-    return isinstance(v, int | np.integer) and not isinstance(v, bool)
+    return type(v) is int or (isinstance(v, int | np.integer) and not isinstance(v, bool))
 
 
 def _require(condition: Any, message: str) -> None:

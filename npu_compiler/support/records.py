@@ -31,20 +31,29 @@ def show(value: object) -> str:
 class Field:
     """A value of a document and its path (``entries[0].calls[3].flops``).
 
-    Each method returns the value as one type, or raises ``error``, whose message starts with the path.
+    Each method returns the value as one type, or raises ``error``, whose message starts with the path. A program has
+    tens of thousands of fields, so paths are put together only for messages.
     """
 
-    __slots__ = ("error", "path", "value")
+    __slots__ = ("_parent", "_step", "error", "value")
 
-    def __init__(self, value: Any, path: str = "", error: type[NPUError] = ArtifactError):
-        self.value, self.path, self.error = value, path, error
+    def __init__(self, value: Any, path: str = "", error: type[NPUError] = ArtifactError, parent: Field | None = None):
+        self.value, self.error, self._parent, self._step = value, error, parent, path
+
+    @property
+    def path(self) -> str:
+        """Where the value is in the document; '' for the document itself."""
+        if self._parent is None:
+            return self._step
+        above = self._parent.path
+        return above + self._step if above else self._step.removeprefix(".")
 
     def fail(self, expected: str) -> NoReturn:
         """Raise ``error``: the path, what was expected, and the value."""
         raise self.error(f"{self.path or 'body'}: expected {expected}, got {show(self.value)}")
 
     def _child(self, value: Any, step: str) -> Field:
-        return Field(value, f"{self.path}{step}" if self.path else step.removeprefix("."), self.error)
+        return Field(value, step, self.error, self)
 
     # -- scalars ------------------------------------------------------------------------------------------------------
     def integer(self, low: int = 0, high: int = MAX_INT) -> int:
@@ -131,10 +140,14 @@ class Field:
 
     def texts(self, limit: int = MAX_TEXT) -> tuple[str, ...]:
         """Return a list of strings."""
+        if isinstance(self.value, list) and all(type(v) is str and len(v) <= limit for v in self.value):
+            return tuple(self.value)
         return tuple(f.text(limit) for f in self.items())
 
     def integers(self, low: int = -MAX_INT, high: int = MAX_INT) -> tuple[int, ...]:
         """Return a list of integers in [low, high]."""
+        if isinstance(self.value, list) and all(type(v) is int and low <= v <= high for v in self.value):
+            return tuple(self.value)
         return tuple(f.integer(low, high) for f in self.items())
 
 

@@ -28,6 +28,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -187,10 +188,11 @@ def register_format(format: WeightFormat) -> None:
     _registered[format.name] = format
 
 
-def _built_in() -> list[str]:
+@cache
+def _built_in() -> tuple[str, ...]:
     """Return the names of the modules of :mod:`npu_compiler.weights.formats`."""
     entries = (p for p in _BUILT_IN.iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file())
-    return sorted(p.stem for p in entries if _NAME.fullmatch(p.stem))
+    return tuple(sorted(p.stem for p in entries if _NAME.fullmatch(p.stem)))
 
 
 def known_formats() -> list[str]:
