@@ -28,7 +28,7 @@ def emit_small(kernel: Scan | Sort, name: str, pointer: Callable[[Operand], str]
     rows = [d for d in range(len(shape)) if d != axis]
     last = len(shape) - 1
     lanes = isinstance(kernel, Scan) and axis != last and all(op.strides[last] == 1 for op in operands)
-    beside = _tile_dim(operands, axis) if isinstance(kernel, Scan) and not lanes else None
+    beside = _tile_dim(kernel, axis) if isinstance(kernel, Scan) and not lanes else None
     if lanes:
         rows.remove(last)
     if beside is not None:
@@ -78,10 +78,12 @@ def _offset(op: Operand, rows: Sequence[int], shape: Sequence[int]) -> str:
     return " + ".join(reversed(parts)) or "0"
 
 
-def _tile_dim(operands: Sequence[Operand], axis: int) -> int | None:
-    """Return the dim whose rows are scanned side by side, if rows along ``axis`` are dense; otherwise None."""
-    shape = operands[0].shape
-    dense = bool(shape) and all(op.strides[axis] == 1 and dtypes.DTYPES[op.dtype].size <= 4 for op in operands)
+def _tile_dim(kernel: Scan, axis: int) -> int | None:
+    """Return the dim whose rows are scanned side by side, if rows along ``axis`` are dense; otherwise None. Sums of
+    doubles are no faster so, because a tile does not fit into registers."""
+    operands = (kernel.inputs[0], kernel.outputs[0])
+    shape, most = operands[0].shape, 8 if kernel.op == "logaddexp" else 4
+    dense = bool(shape) and all(op.strides[axis] == 1 and dtypes.DTYPES[op.dtype].size <= most for op in operands)
     dims = [d for d in range(len(shape)) if d != axis]
     longest = max(dims, key=lambda d: shape[d], default=None)
     return longest if dense and longest is not None and shape[longest] >= TILE_ROWS else None

@@ -16,10 +16,12 @@ template <> struct ScanAccumulator<Min, vi32> { using type = vi32; };
 
 // log(exp(x) + exp(acc)). Equal infinities have no difference.
 struct LogAddExp {
-  template <class V> static NPU_BODY V identity() { return splat<V>(Limits<lane_t<V>>::low); }
+  template <class V> static NPU_BODY V identity() { return Limits<double>::low - V{}; }
   template <class V> static NPU_BODY V combine(V x, V acc) {
-    const V apart = x - acc;
-    return select(compare<Eq>(x, acc) & compare<Ne>(apart, V{}), x, max(x, acc) + log1p(exp(-abs(apart))));
+    return by_registers([](half_vd x, half_vd acc) NPU_HALF {
+      const half_vd apart = x - acc;
+      return (x == acc) & (apart != 0.0) ? x : MaxOp{}(x, acc) + log1p<true>(exp(-abs(apart)));
+    }, x, acc);
   }
 };
 
@@ -60,8 +62,8 @@ NPU_INLINE void scan_tiles(const T* in, long in_row, T* out, long out_row, long 
 
 template <class Op, class T> NPU_INLINE void scan_row(const T* in, long in_stride, T* out, long out_stride, long n) {
   if constexpr (is_same<Op, LogAddExp>::value) {  // has no scalar form
-    for (vd acc = Op::template identity<vd>(); n > 0; n--, in += in_stride, out += out_stride) {
-      acc = Op::combine(cvt<vd>(ld_splat(in)), acc);
+    for (half_vd acc = Op::template identity<half_vd>(); n > 0; n--, in += in_stride, out += out_stride) {
+      acc = Op::combine(splat_d((double)ld1(in)), acc);
       st1(out, (scalar<T>)acc[0]);
     }
     return;
