@@ -205,7 +205,8 @@ def verdict(case: GrownCase, results: list[np.ndarray], summing: bool) -> str:
                     inputs = [t for t in case.encoded[0] if t.numel()]
                     terms = math.prod(sorted(t.numel() for t in inputs)[-2:]) / got.size  # at least those of a sum
                     largest = max(largest, math.prod(max(1.0, magnitude(t)) for t in inputs) * max(1.0, terms) ** 0.5)
-                np.testing.assert_allclose(got, want, rtol=2**-48, atol=2**-51 * largest)
+                unit = np.finfo(got.dtype if np.issubdtype(got.dtype, np.floating) else np.float64).eps
+                np.testing.assert_allclose(got, want, rtol=16 * unit, atol=2 * unit * largest)
     except AssertionError as error:
         return " ".join(str(error).split())[:300]
     return ""

@@ -13,7 +13,7 @@ from ...schedule.kernel import Buffer, LoopBody, Loops, Operand, Scan, Sort
 from ...support import dtypes
 from ..codegen.nest import Access, Nest, Step, build_nest, use_counts
 from ..codegen.rounding import is_bfloat16, unrounded
-from ..codegen.row_passes import Pass
+from ..codegen.row_passes import WORTH_SAVING, Pass
 from .blocks import CTYPE, Block, Value, uniform_kind, vector_kind
 from .devices import MEASURED, CPUCosts
 from .plan import TILE_BLOCK, Plan, make_plan, segments
@@ -215,6 +215,7 @@ class _Emitter:
         with self._lanes(block, "tiles", self.plan.unroll[0], low, high, "long b, auto L, auto W") as tile:
             tile.binds = frozenset()  # the vectors of the tile define the lane dim
             for p in self.row.passes:
+                self._hoist_row_values(tile, lane, p)
                 values, clips = clip(self.plan, p, {s.number: self._known(s.value) for s in p.reductions})
                 for s in p.reductions:
                     kind = accumulator(self.plan, s, "W")
@@ -231,6 +232,33 @@ class _Emitter:
             if self.row.stores:
                 with self._vectors(tile, lane) as body:
                     self._stores(body, self.row.stores)
+
+    def _hoist_row_values(self, tile: Block, lane: int, p: Pass) -> None:
+        """Emit what depends on the row's reductions only, such as the logarithm of a sum, before the loop of a pass."""
+        render = self.render
+        found: dict[Expr, None] = {}
+
+        def collect(e: Expr) -> None:
+            leaves = {x.op for x in expr.walk(e) if not x.args}
+            if "stage" in leaves and leaves <= {"stage", "const"}:
+                if e not in render.stages and vector_kind(e.dtype) in ("vf", "vd") and expr.cost(e) >= WORTH_SAVING:
+                    found[e] = None
+            else:
+                for x in e.args:
+                    collect(x)
+
+        for s in p.steps:
+            collect(affine.simplify(self._stored(s) if s.kind == "store" else self._known(s.value), render.ranges))
+        values = {e: Value(f"{render.name('h')}[u]", vector_kind(e.dtype)) for e in found}
+        if values:
+            tile.items += [f"{v.kind} {v.text.removesuffix('[u]')}[W];" for v in values.values()]
+            with self._vectors(tile, lane) as body:
+                body.items += [f"{v.text} = {render.text(e, v.kind, body)};" for e, v in values.items()]
+        render.stages |= {e: (frozenset((lane,)), v) for e, v in values.items()}
+
+    def _stored(self, s: Step) -> Expr:
+        """Return the value that a store writes."""
+        return unrounded(self._known(s.value.cast(self.nest.outputs[s.output].dtype)))
 
     @contextmanager
     def _vectors(self, block: Block, lane: int) -> Iterator[Block]:
@@ -346,7 +374,7 @@ class _Emitter:
         render, plan = self.render, self.plan
         assert s.target is not None
         out, dtype = f"b{s.output}", self.nest.outputs[s.output].dtype
-        e, target = unrounded(self._known(s.value.cast(dtype))), self._known(s.target)
+        e, target = self._stored(s), self._known(s.target)
         if plan.interleaved is not None:
             return self._interleaved(body, e, target, out, plan.interleaved)
         if plan.lane is None or (not plan.across_rows and s.per_row):

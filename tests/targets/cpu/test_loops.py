@@ -459,6 +459,20 @@ def test_what_a_row_does_not_change_is_outside_its_loop() -> None:
     assert text.index("lanes<") < text.index("exp(") < text.index("for (long i0")
 
 
+def test_functions_of_reductions_are_computed_once_a_row() -> None:
+    """Also where lanes are rows: the logarithm of log_softmax is computed in front of the loop over its row."""
+    x, shape = load(0, "float32", (i, j)), (40, 70)
+    kernel = loops(
+        [operand(shape)], [operand(shape)], shape, (0,),
+        fold("max", x), fold("sum", fn("exp")(x - stage(0, "float32"))),
+        store(x - stage(0, "float32") - fn("log")(stage(1, "float32")), i, j),
+    )  # fmt: skip
+    text = emit_loops(kernel, "name", lambda o: "p")
+    assert text.count("log(") == 1 and "for (long i0" in text[text.index("log(") :]
+    (got,), (want,), _ = run(kernel)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
 def test_loops_over_rows_follow_the_results() -> None:
     x, y = operand((6, 5, 40)), operand((5, 6, 40))
     kernel = loops([x], [y], (6, 5, 40), (), store(load(0, "float32", (i, 4 - j, k)), j, i, k))
