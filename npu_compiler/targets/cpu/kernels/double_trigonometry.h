@@ -93,25 +93,23 @@ constexpr double ASIN_TAIL_D[] = {0x1.5555555555577p-3, 0x1.333333332e132p-4, 0x
                                   0x1.ca1f8cad3451dp-7, 0x1.75858fcc33397p-7, 0x1.613c698aef112p-7,
                                   0x1.e5f7ac0bfdb52p-9, 0x1.639bc20ceeec8p-6, -0x1.57fc71db652cdp-6,
                                   0x1.0b4664231d045p-5};
-constexpr double ASIN_TAIL_F[] = {0x1.55554c603e2c8p-3, 0x1.33387c73fd342p-4, 0x1.6caed6c98456ap-5,
-                                  0x1.04917f49b5d0ep-5, 0x1.d921853fd355ap-7, 0x1.33551af7ad0f3p-5};
 // asin(x) = t + t^3 P(t^2) for |x| <= 1/2; further out pi/2 - 2 asin(sqrt((1 - |x|) / 2)).
 struct ArcSine { half_vd t, rest; half_vi64 far; };
-template <bool FULL> NPU_INLINE ArcSine arc_sine(half_vd x) {
+NPU_INLINE ArcSine arc_sine(half_vd x) {
   half_vd a = abs(x);
   half_vi64 far = a > 0.5;
   half_vd z = choose(far, 0.5 - 0.5 * a, a * a), root = sqrt(z), t = choose(far, root, a);
-  half_vd rest = t * z * polynomial<FULL>(ASIN_TAIL_D, ASIN_TAIL_F, z);
-  if constexpr (FULL) rest += choose(far & (z > 0.0), fused(-root, root, z) / (root + root), half_vd{});
+  half_vd rest = t * z * polynomial(ASIN_TAIL_D, z);
+  rest += choose(far & (z > 0.0), fused(-root, root, z) / (root + root), half_vd{});
   return {t, rest, far};
 }
-template <bool FULL = true> NPU_INLINE half_vd asin(half_vd x) {
-  ArcSine s = arc_sine<FULL>(x);
+NPU_INLINE half_vd asin(half_vd x) {
+  ArcSine s = arc_sine(x);
   half_vd outer = PI_2_HI - (2.0 * s.t + (2.0 * s.rest - PI_2_LO));
   return copysign(choose(s.far, outer, s.t + s.rest), x);
 }
-template <bool FULL = true> NPU_INLINE half_vd acos(half_vd x) {
-  ArcSine s = arc_sine<FULL>(x);
+NPU_INLINE half_vd acos(half_vd x) {
+  ArcSine s = arc_sine(x);
   half_vi64 negative = x < 0.0;
   half_vd twice = 2.0 * (s.t + s.rest);
   half_vd signed_t = choose(negative, -s.t, s.t), signed_rest = choose(negative, -s.rest, s.rest);

@@ -1,8 +1,9 @@
 // Mathematical functions on lane vectors: vf (float), vd (double), vi32 and vi64 where they make sense.
 //
-// The common functions of vf are vector code (elementary.h), and so are those of vd that double.h and
+// The common functions of vf are vector code (elementary.h, arcsine.h), and so are those of vd that double.h and
 // double_trigonometry.h have. Other functions of vf are those, rounded once. What is left calls libm lane by lane.
 #pragma once
+#include "arcsine.h"
 #include "double_trigonometry.h"
 
 namespace npu {
@@ -65,8 +66,6 @@ NPU_DOUBLE(atan, atan)
 NPU_DOUBLE(asin, asin)
 NPU_DOUBLE(acos, acos)
 NPU_FLOAT(atan, atan<false>, INFINITY_D)
-NPU_FLOAT(asin, asin<false>, INFINITY_D)
-NPU_FLOAT(acos, acos<false>, INFINITY_D)
 NPU_FLOAT(asinh, asinh, INFINITY_D)
 NPU_FLOAT(acosh, acosh, INFINITY_D)
 NPU_FLOAT(atanh, atanh<false>, INFINITY_D)
