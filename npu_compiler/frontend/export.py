@@ -237,8 +237,9 @@ def _export(
     """The program, and the arguments that the model modifies and returns."""
     register_caches(model)
     args, kwargs = pytree.tree_map_only(np.ndarray, to_torch, (args, kwargs))
-    arguments = ArgumentChanges(model, watch=not strict)
-    with _eval_mode(model), torch.inference_mode(False), arguments, Attributes(model, watch=not strict) as attributes:
+    arguments, attributes = ArgumentChanges(model, watch=not strict), Attributes(model, watch=not strict)
+    with _eval_mode(model), torch.inference_mode(False), _ordinary_tensors(model), arguments, attributes:
+        args, kwargs = pytree.tree_map_only(torch.Tensor, _ordinary, (args, kwargs))
         try:
             with _quiet():
                 program = torch.export.export(model, args, kwargs, strict=strict)
@@ -282,6 +283,29 @@ def _quiet() -> Iterator[None]:
 
 def _no_record(record: logging.LogRecord) -> bool:
     return False
+
+
+def _ordinary(t: torch.Tensor) -> torch.Tensor:
+    """A tensor that torch.export can trace: a copy of one that was made in inference mode."""
+    if not t.is_inference():
+        return t
+    copied = t.detach().clone()
+    return torch.nn.Parameter(copied, t.requires_grad) if isinstance(t, torch.nn.Parameter) else copied
+
+
+@contextmanager
+def _ordinary_tensors(model: torch.nn.Module) -> Iterator[None]:
+    """Ordinary tensors in place of the parameters and buffers that were made in inference mode."""
+    tables: list[dict[str, Any]] = [table for m in model.modules() for table in (m._parameters, m._buffers)]
+    held = [(table, name, t) for table in tables for name, t in table.items() if t is not None and t.is_inference()]
+    copies = {id(t): _ordinary(t) for _, _, t in held}  # shared ones stay shared
+    for table, name, t in held:
+        table[name] = copies[id(t)]
+    try:
+        yield
+    finally:
+        for table, name, t in held:
+            table[name] = t
 
 
 @contextmanager

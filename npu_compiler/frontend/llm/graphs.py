@@ -96,6 +96,7 @@ class _Request:
 
 
 @lru_cache(maxsize=8)
+@torch.inference_mode(False)
 def _capture(wanted: _Request) -> tuple[dict[str, IRGraph], list[str]]:
     """The graphs with marks in place of layers that are alike, and the names of parameters and buffers in their order.
 

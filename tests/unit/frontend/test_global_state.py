@@ -11,6 +11,10 @@ import torch
 from torch import nn
 
 from npu_compiler import capture
+from npu_compiler.frontend.llm import llm_graphs
+from npu_compiler.frontend.llm.config import LLMConfig
+
+from ...llm import small_model
 
 
 class Remembers(nn.Module):
@@ -51,3 +55,27 @@ def test_random_numbers_modes_and_streams_are_as_before(monkeypatch: pytest.Monk
     before = state()
     capture(model, (torch.zeros(3, 4),))
     assert isinstance(model.last, torch.Tensor | None) and state() == before
+
+
+def test_what_was_made_in_inference_mode_is_captured() -> None:
+    class Counts(Remembers):
+        def __init__(self) -> None:
+            super().__init__(4)
+            self.register_buffer("calls", torch.zeros(()))
+            self.tied = self.linear
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return self.tied(super().forward(x)) + self.calls
+
+    with torch.inference_mode():
+        model, x = Counts().eval(), torch.zeros(2, 4)
+        ir = capture(model, (x,))
+    assert model.linear.weight.is_inference() and model.tied is model.linear
+    assert set(ir.weight_name_mapping.values()) == {"calls", "linear.bias", "linear.weight"}  # the tied ones once
+
+
+def test_language_models_are_captured_in_inference_mode() -> None:
+    config = LLMConfig.from_hf(small_model.config(num_hidden_layers=1, max_position_embeddings=16))
+    with torch.inference_mode():
+        assert llm_graphs(config, max_len=16, chunks=()).keys() == {"decode"}
