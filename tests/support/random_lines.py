@@ -97,11 +97,11 @@ ROWS = table("""
 """)
 WRITES = table("""
     {a}.add_({b}); {a}.mul_({b}); {a}.copy_({b}); {a}.fill_(1); {a}.zero_(); {a}.clamp_(-1, 1); {a}.sub_(1)
-    {a}.relu_(); {a}[..., 0] = 2; {a}[0] = {a}[-1]; {a}[..., 1:] = {b}[..., :-1]; {a}.masked_fill_({c}, 1)
+    {a}.relu_(); {a}[..., 0] = 2; {a}[0] = {a}[-1]; {a}[..., 1:] = {b}[..., :-1].clone(); {a}.masked_fill_({c}, 1)
     {a}[{c}] = 0; {a}[::2] += 1; {a} += {b}; {a}.neg_(); {a}.transpose(0, -1).mul_(2); {a}.view(-1)[::2].zero_()
     {a}.squeeze().add_(1); {a}.tanh_(); {a}.flatten().add_(1); {a}.select(0, 0).copy_({a}.select(0, -1))
     {a}.narrow(-1, 0, 1).fill_(3); {a}.T.add_({b}.T); {a}.diagonal().fill_(0); {a}.copy_({a}.flip(-1))
-    {a}.addcmul_({b}, {b}); torch.add({a}, {b}, out={a}); {a}.mul_({a}); {a}[1:] = {a}[:-1]
+    {a}.addcmul_({b}, {b}); torch.add({a}, {b}, out={a}); {a}.mul_({a}); {a}[1:] = {a}[:-1].clone()
     {a}.unsqueeze(0).mul_(0.5); {a}.add_({a}.sum()); {a}.index_fill_(0, {x} % {a}.shape[0], 1)
 """)
 KEEPING = ("copy_", "fill_", "zero_", "clamp_", "relu_", "] =", "neg_")  # writes after which exact values are exact
