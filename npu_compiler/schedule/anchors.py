@@ -132,7 +132,8 @@ class Conv2d(Convolution):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WinogradConv2d(Convolution):
-    """3x3 filters with stride 1 by Winograd's algorithm. ``transform``: the filter transform G [tile + 2, 3]."""
+    """3x3 filters with equal strides by Winograd's algorithm. ``transform``: the filter transform G [points, 3]; a
+    tile has as many inputs along each side."""
 
     kind = "winograd"
     transform: tuple[tuple[float, ...], ...]
@@ -140,7 +141,7 @@ class WinogradConv2d(Convolution):
     @property
     def tile(self) -> int:
         """Number of results along each side of a tile."""
-        return len(self.transform) - 2
+        return (len(self.transform) - 3) // self.stride[0] + 1
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -24,7 +24,7 @@ from .kernel import Buffer, Loops, Operand, Pack
 from .operands import Operands
 from .strides import reshape_strides
 
-# From a convolution to the filter transform G [tile + 2, 3] of its Winograd kernel, or None for direct convolution.
+# From a convolution to the filter transform G [points, 3] of its Winograd kernel, or None for direct convolution.
 Winograd = Callable[[Node], np.ndarray | None]
 
 
@@ -105,8 +105,7 @@ class Contractions(Operands):
             return
         transform = self.winograd(node)
         if transform is not None:
-            tile = transform.shape[0] - 2
-            weight = self.packed_weight((w, tile), self._winograd_weight(w, transform), "panels")
+            weight = self.packed_weight((w, len(transform)), self._winograd_weight(w, transform), "panels")
             g = tuple(map(tuple, transform.tolist()))
             self._anchor(group, made, WinogradConv2d, [source, weight], flops, transform=g, **own)
             return
@@ -132,7 +131,7 @@ class Contractions(Operands):
         self._anchor(group, made, Conv2d, [rows, weight], flops, **own)
 
     def _winograd_weight(self, w: Value, g: np.ndarray) -> Value:
-        """Return G w G^T of every filter as load-time nodes, float32 [1, K, (tile + 2)^2, C], computed in float64."""
+        """Return G w G^T of every filter as load-time nodes, float32 [1, K, points^2, C], computed in float64."""
         source = unrounded(w)
         k, _, _, c = source.shape
         both = self.graph.const(np.kron(g, g))

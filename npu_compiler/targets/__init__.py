@@ -54,7 +54,7 @@ class CodegenTarget(Protocol):
         """Return None if the target has code for this kernel, else the reason why not."""
 
     def winograd(self, conv: Node) -> np.ndarray | None:
-        """Return the filter transform G [tile + 2, 3] if Winograd's algorithm computes this conv2d node faster, else
+        """Return the filter transform G [points, 3] if Winograd's algorithm computes this conv2d node faster, else
         None."""
 
     def in_pieces(self, conv: Node) -> bool:

@@ -14,9 +14,9 @@ from .devices import CPUDevice
 
 PANEL = 32  # output columns of one weight panel, as in kernels/tile.h
 DIRECT = 0.9  # flops of a convolution run this much closer to peak than the many small products of a Winograd kernel
-_TILE = 16  # positions of a tile
+TILE = 16  # positions of a tile
 _GROUP = 32  # channels of a step
-_MIN_ROWS = 2 * _TILE
+_MIN_ROWS = 2 * TILE
 
 # Measured: products of pieces for each product; what one takes longer than at the device's rate; and what it takes to
 # split an element of the input into each piece, in flops.
@@ -30,12 +30,13 @@ def pieces_flops(positions: int, pixels: int, taps: int, c: int, k: int, dtype: 
 
     ``positions``: those that its tiles compute, ``pixels``: those of its input that are split.
     """
-    c, k = _up(c, _GROUP), _up(k, PANEL)
-    products = 2 * _up(positions, _TILE) * taps * c * k * _PRODUCTS[dtype]
+    c, k = round_up(c, _GROUP), round_up(k, PANEL)
+    products = 2 * round_up(positions, TILE) * taps * c * k * _PRODUCTS[dtype]
     return _OVERHEAD * products / device.costs.bfloat16_rate + _SPLIT * PIECES[PIECES_OF[dtype]] * pixels * c
 
 
-def _up(n: int, multiple: int) -> int:
+def round_up(n: int, multiple: int) -> int:
+    """Return the smallest multiple of ``multiple`` that is at least ``n``."""
     return -(-n // multiple) * multiple
 
 
@@ -55,8 +56,8 @@ def pieces_are_faster(conv: Node, device: CPUDevice) -> bool:
     rows = positions = pixels = n * oh * ow
     if r * s > 1:  # positions in memory order of the padded input, with those between two rows
         pixels, row = n * h * width, (ow - 1) * a["stride"][1] + (s - 1) * a["dilation"][1] + 1
-        positions = n * oh * (row if a["stride"] == (1, 1) else _up(ow, _TILE))
-    weights, size = r * s * c * _up(k, PANEL), DTYPES[x.dtype].size
+        positions = n * oh * (row if a["stride"] == (1, 1) else round_up(ow, TILE))
+    weights, size = r * s * c * round_up(k, PANEL), DTYPES[x.dtype].size
     pieces = pieces_flops(positions, pixels, r * s, c, k, x.dtype, device)
     direct = time_with_weights(DIRECT * 2 * rows * weights, size * weights, device)
     return rows >= _MIN_ROWS and time_with_weights(pieces, (size + 2) * weights, device) < direct

@@ -62,14 +62,15 @@ class CPUTarget(Selectable[CPUDevice]):
         if (
             x.dtype in ("uint8", "float64")
             or w.shape[1:3] != (3, 3)
-            or a["stride"] != (1, 1)
+            or a["stride"] not in ((1, 1), (2, 2))
             or a["dilation"] != (1, 1)
             or a["groups"] != 1
         ):
             return None
         n, oh, ow, k = conv.out.shape
-        tile = winograd_tile(n, oh, ow, x.shape[3], k, x.dtype, self.device)
-        return filter_transform(tile) if tile else None
+        stride = a["stride"][0]
+        tile = winograd_tile(n, oh, ow, x.shape[3], k, x.dtype, self.device, stride)
+        return filter_transform(tile, stride) if tile else None
 
     def in_pieces(self, conv: Node) -> bool:
         return pieces_are_faster(conv, self.device)

@@ -152,10 +152,10 @@ def test_conv2d(tmp_path: Path, arch: str, tx: str, tw: str) -> None:
     library.handle.stop()
 
 
-def winograd_weights(w: np.ndarray, tile: int) -> np.ndarray:
-    """Filters [K, C, 3, 3] transformed and packed for ``conv2d_winograd``: float32 [K / 32, (tile + 2)^2, C, 32]."""
+def winograd_weights(w: np.ndarray, tile: int, stride: int) -> np.ndarray:
+    """Filters [K, C, 3, 3] transformed and packed for ``conv2d_winograd``: float32 [K / 32, points, C, 32]."""
     k, c, _, _ = w.shape
-    g = filter_transform(tile)
+    g = filter_transform(tile, stride)
     u = np.einsum("ir,kcrs,js->ijck", g, w.astype(np.float64), g).reshape(-1, c, k)
     packed = np.zeros((u.shape[0], c, -(-k // PANEL) * PANEL), np.float32)
     packed[..., :k] = u
@@ -171,6 +171,11 @@ def test_winograd(tmp_path: Path, arch: str, tile: int) -> None:
         Conv(H=28, W=28, C=16, K=96, pad_t=0, pad_l=0, pad_b=0, pad_r=0),
         Conv(H=1, W=1, C=3, K=5),
     ]
+    if tile == 2:
+        cases += [
+            Conv(N=2, H=15, W=12, C=40, K=40, stride_h=2, stride_w=2),
+            Conv(H=8, W=9, C=19, K=33, stride_h=2, stride_w=2, pad_t=0, pad_l=0),
+        ]
     dtypes = ["float", "f16", "bf16"] if arch == "native" and (FULL or tile == 4) else ["float"]
     bodies, scratch = [], []
     for i, c in enumerate(cases):
@@ -189,7 +194,7 @@ def test_winograd(tmp_path: Path, arch: str, tile: int) -> None:
                 if threads == 2:  # a pixel that must not show where it is not seen
                     x[0, c.H // 2, c.W // 2, c.C // 2] = 6e4 if t == "f16" else 1e7
                 bias, residual = random(rng, (c.K,), "float"), random(rng, (c.N, *c.out, c.K), "float")
-                u = winograd_weights(w.transpose(0, 3, 1, 2), tile)
+                u = winograd_weights(w.transpose(0, 3, 1, 2), tile, c.stride_h)
                 out = library.run(
                     f"winograd{i}_{t}", x, u, out=np.full_like(residual, np.nan), bias=bias, residual=residual
                 )
@@ -207,6 +212,11 @@ ZEN_4 = next(d for d in DEVICES if d.name == "avx512")
 @pytest.mark.parametrize(
     ("shape", "dtype", "tile"),
     [
+        ((1, 28, 28, 128, 128, 2), "float32", 2),  # the last number is the stride
+        ((1, 14, 14, 256, 256, 2), "float32", 2),
+        ((8, 14, 14, 256, 256, 2), "float16", 2),
+        ((1, 7, 7, 512, 512, 2), "float16", 0),  # the transformed weights come from memory
+        ((1, 28, 28, 128, 128, 2), "bfloat16", 0),
         ((1, 56, 56, 64, 64), "float16", 4),
         ((1, 14, 14, 256, 256), "float16", 2),  # the transformed weights of F(4x4) come from memory
         ((8, 14, 14, 256, 256), "float16", 4),
@@ -220,7 +230,7 @@ ZEN_4 = next(d for d in DEVICES if d.name == "avx512")
     ],
 )
 def test_winograd_is_chosen_where_it_was_measured_faster(shape: tuple[int, ...], dtype: str, tile: int) -> None:
-    assert winograd_tile(*shape, dtype, ZEN_4) == tile
+    assert winograd_tile(*shape[:5], dtype, ZEN_4, *shape[5:]) == tile
 
 
 def test_convolutions_on_amx_are_direct() -> None:
@@ -233,6 +243,8 @@ def test_convolutions_on_amx_are_direct() -> None:
 def test_there_are_two_sizes_of_winograd_tiles() -> None:
     with pytest.raises(ValueError, match="tile"):
         filter_transform(3)
+    with pytest.raises(ValueError, match="stride 2"):
+        filter_transform(4, 2)
 
 
 @pytest.mark.parametrize("arch", ARCHS)

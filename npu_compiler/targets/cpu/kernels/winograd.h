@@ -1,12 +1,15 @@
-// Winograd convolution F(M x M, 3 x 3), M = 2 or 4: 3x3 filters, stride 1, no dilation, one group; NHWC, float32
-// arithmetic. Dimensions D and the epilogue are those of conv2d. Weights are transformed at load time
-// (Scheduler._winograd_weight) to [ceil(K/32)][(M+2)^2][C][32] float. Source: Lavin & Gray, "Fast Algorithms for
-// Convolutional Neural Networks" (2016).
+// Winograd convolution F(M x M, 3 x 3), M = 2 or 4: 3x3 filters, stride 1, or 2 if M is 2, no dilation, one group; NHWC,
+// float32 arithmetic. Dimensions D and the epilogue are those of conv2d. Weights are transformed at load time
+// (schedule/contractions.py) to [ceil(K/32)][SIDE^2][C][32] float; SIDE is M + 2, or 5 if the stride is 2. Source:
+// Lavin & Gray, "Fast Algorithms for Convolutional Neural Networks" (2016).
 //
 //   conv2d_winograd<D, M>(x, u, epi, th, counter)
 //
-// A chunk transforms the inputs of a block of tiles to [(M+2)^2][tiles][C], multiplies them with the weight panels (one
-// matrix product for each of the (M+2)^2 points), and transforms the products back, 14 tiles x 32 channels at once.
+// A chunk transforms the inputs of a block of tiles to [SIDE^2][tiles][C], multiplies them with the weight panels (one
+// matrix product for each of the SIDE^2 points), and transforms the products back, 14 tiles x 32 channels at once.
+//
+// With stride 2, pixels in even and odd places are two convolutions, whose results are added: one of two taps, F(2, 2)
+// with 3 products, and one of one tap, with 2 products.
 //
 // The transforms add every input of a tile to every output and cancel the terms that an output does not depend on. A
 // large value leaves its rounding error in such outputs, and an infinite one NaN. Tiles with such values
@@ -17,10 +20,13 @@
 namespace npu {
 
 // One-dimensional transforms: input() is B^T, in place; output() is A^T. filter() with sign -1 is the left inverse of
-// G; with sign 1 it sums the magnitudes of its terms.
-template <int M> struct WinogradTransform;
+// G; with sign 1 it sums the magnitudes of its terms. M: outputs of a tile. SIDE: its inputs, and its points.
+template <int OUTPUTS, int STEP> struct WinogradSizes {
+  static constexpr int M = OUTPUTS, STRIDE = STEP, SIDE = (M - 1) * STRIDE + 3;
+};
+template <int M, int STRIDE> struct WinogradTransform;
 
-template <> struct WinogradTransform<2> {
+template <> struct WinogradTransform<2, 1> : WinogradSizes<2, 1> {
   NPU_INLINE void input(vf& d0, vf& d1, vf& d2, vf& d3) {
     const vf a = d0 - d2, b = d1 + d2, c = d2 - d1;
     d3 = d1 - d3, d0 = a, d1 = b, d2 = c;
@@ -35,7 +41,19 @@ template <> struct WinogradTransform<2> {
   }
 };
 
-template <> struct WinogradTransform<4> {  // interpolation points 0, +-A, +-B, infinity
+template <> struct WinogradTransform<2, 2> : WinogradSizes<2, 2> {
+  NPU_INLINE void input(vf (&d)[5]) {
+    const vf odd = d[3];
+    d[0] = d[0] - d[2], d[3] = d[4] - d[2], d[4] = odd;
+  }
+  NPU_INLINE void output(const vf (&m)[5], vf (&y)[2]) {
+    y[0] = m[0] + m[1] + m[2];
+    y[1] = m[3] + m[4] + m[2];
+  }
+  NPU_INLINE void filter(const vf (&u)[5], vf (&g)[3], float) { g[0] = u[0], g[1] = u[1], g[2] = u[3]; }
+};
+
+template <> struct WinogradTransform<4, 1> : WinogradSizes<4, 1> {  // interpolation points 0, +-A, +-B, infinity
   static constexpr float A = 0.75f, B = 1.5f, AA = A * A, BB = B * B;
   NPU_INLINE void input(vf (&d)[6]) {
     const vf even_a = d[4] - BB * d[2], odd_a = d[3] - BB * d[1];
@@ -74,10 +92,10 @@ constexpr long WINOGRAD_PREFETCH_DISTANCE = 16 << 10;  // in bytes of weights
 constexpr int WINOGRAD_SEGMENT = 16;  // see SEGMENT_F32; shorter, because the transforms have rounding errors, too
 
 template <class D, int M> struct WinogradPlan {
-  static_assert(D::R == 3 && D::S == 3 && D::G == 1 && D::stride_h == 1 && D::stride_w == 1 && D::dil_h == 1 &&
-                    D::dil_w == 1,
-                "Winograd needs 3x3 filters, stride 1, no dilation, one group");
-  static constexpr int SIDE = M + 2, POINTS = SIDE * SIDE;
+  static_assert(D::R == 3 && D::S == 3 && D::G == 1 && D::stride_h == D::stride_w && D::dil_h == 1 && D::dil_w == 1,
+                "Winograd needs 3x3 filters, equal strides, no dilation, one group");
+  using F = WinogradTransform<M, D::stride_h>;
+  static constexpr int POINTS = F::SIDE * F::SIDE;
   static constexpr long TH = ceil_div(D::OH, M), TW = ceil_div(D::OW, M), TILES = D::N * TH * TW;
   static constexpr long NP = ceil_div(D::K, PANEL);
   static constexpr long ROW_BYTES = D::C * 4 + (D::C % 128 == 0 ? 64 : 0);  // rows in different L1 sets
@@ -108,9 +126,9 @@ template <class D, int M> constexpr long winograd_scratch_bytes() { return Winog
 
 // Transforms VL channels of one input tile, whose pixel in row i and column j is at pixel(i, j). The results are
 // point_bytes apart. Adds the squares of the inputs to `squares`.
-template <int M, class Pixel, class L>
+template <class F, class Pixel, class L>
 NPU_INLINE void winograd_input(const Pixel& pixel, long c, char* out, long point_bytes, vf& squares, L lanes) {
-  constexpr int SIDE = M + 2;
+  constexpr int SIDE = F::SIDE;
   vf d[SIDE][SIDE];
 #pragma GCC unroll 6
   for (int j = 0; j < SIDE; j++) {
@@ -121,13 +139,13 @@ NPU_INLINE void winograd_input(const Pixel& pixel, long c, char* out, long point
 #pragma GCC unroll 6
     for (int i = 1; i < SIDE; i++) sum = fma(column[i], column[i], sum);
     squares += sum;
-    WinogradTransform<M>::input(column);
+    F::input(column);
 #pragma GCC unroll 6
     for (int i = 0; i < SIDE; i++) d[i][j] = column[i];
   }
 #pragma GCC unroll 6
   for (int i = 0; i < SIDE; i++) {
-    WinogradTransform<M>::input(d[i]);
+    F::input(d[i]);
 #pragma GCC unroll 6
     for (int j = 0; j < SIDE; j++) st((float*)(out + (i * SIDE + j) * point_bytes) + c, d[i][j], lanes);
   }
@@ -151,9 +169,9 @@ template <class TX> NPU_INLINE float largest_of(const TX* x, long n) {
 NPU_INLINE vf square(vf x) { return x * x; }
 
 // Whether a tile of rows x cols outputs has values beyond WINOGRAD_RANGE, given the sum of its squares.
-template <int M, class TX>
+template <class F, class TX>
 NPU_NOINLINE bool winograd_has_outlier(const TX* const* pixels, long channels, long rows, long cols, float squares) {
-  constexpr int SIDE = M + 2;
+  constexpr int SIDE = F::SIDE;
   constexpr float RANGE = WINOGRAD_RANGE<TX>;
   if (!(squares < __builtin_inff())) return true;  // the squares of all lanes are finite, their sum is not
   if (squares == 0) return false;
@@ -175,8 +193,8 @@ NPU_NOINLINE bool winograd_has_outlier(const TX* const* pixels, long channels, l
     largest[p] = largest_of(pixels[p], channels);
     all = all > largest[p] ? all : largest[p];
   }
-  for (long i = 0; i < min_of(M, rows); i++)
-    for (long j = 0; j < min_of(M, cols); j++) {
+  for (long i = 0; i < min_of(F::M, rows); i++)
+    for (long j = 0; j < min_of(F::M, cols); j++) {
       float largest_input = 0;
       for (int p = 0; p < 9; p++) {
         const float x = largest[(i + p / 3) * SIDE + j + p % 3];
@@ -188,11 +206,11 @@ NPU_NOINLINE bool winograd_has_outlier(const TX* const* pixels, long channels, l
 }
 
 // Collects the pixels of a tile; those outside the image point to `zeros`.
-template <int M, class TX>
+template <class F, class TX>
 NPU_INLINE void winograd_pixels(const TX* x, WinogradTile tile, const TX* zeros, const WinogradTiles& d,
                                 const TX** pixels) {
-  constexpr int SIDE = M + 2;
-  const long ih = tile.oh - d.pad_t, iw = tile.ow - d.pad_l;
+  constexpr int SIDE = F::SIDE;
+  const long ih = tile.oh * F::STRIDE - d.pad_t, iw = tile.ow * F::STRIDE - d.pad_l;
   const TX* image = x + tile.n * d.H * d.W * d.C;
   for (int i = 0; i < SIDE; i++)
     for (int j = 0; j < SIDE; j++) {
@@ -203,19 +221,19 @@ NPU_INLINE void winograd_pixels(const TX* x, WinogradTile tile, const TX* zeros,
 
 // Transforms `count` tiles from number `first` on; every image has TH x TW tiles. Sets tiles[t] and needs_direct[t] for
 // the t-th.
-template <int M, class TX>
+template <class F, class TX>
 NPU_NOINLINE void winograd_inputs(const TX* x, long first, long count, char* out, WinogradTile* tiles,
                                   bool* needs_direct, const TX* zeros, const WinogradTiles& d) {
-  constexpr int SIDE = M + 2;
-  WinogradTile tile = WinogradTiles::at<M>(d, first);
+  constexpr int SIDE = F::SIDE;
+  WinogradTile tile = WinogradTiles::at<F::M>(d, first);
   for (long t = 0; t < count; t++, out += d.row_bytes) {
     tiles[t] = tile;
-    const long ih = tile.oh - d.pad_t, iw = tile.ow - d.pad_l, row = d.W * d.C;
+    const long ih = tile.oh * F::STRIDE - d.pad_t, iw = tile.ow * F::STRIDE - d.pad_l, row = d.W * d.C;
     vf squares = {};
     auto transform = [&](auto pixel) __attribute__((always_inline)) {
       long c = 0;
-      for (; c + VL <= d.C; c += VL) winograd_input<M>(pixel, c, out, d.point_bytes, squares, Full{});
-      if (c < d.C) winograd_input<M>(pixel, c, out, d.point_bytes, squares, (int)(d.C - c));
+      for (; c + VL <= d.C; c += VL) winograd_input<F>(pixel, c, out, d.point_bytes, squares, Full{});
+      if (c < d.C) winograd_input<F>(pixel, c, out, d.point_bytes, squares, (int)(d.C - c));
     };
     const TX* pixels[SIDE * SIDE];
     const bool inside = ih >= 0 && iw >= 0 && ih + SIDE <= d.H && iw + SIDE <= d.W;
@@ -223,17 +241,17 @@ NPU_NOINLINE void winograd_inputs(const TX* x, long first, long count, char* out
       const TX* corner = x + ((tile.n * d.H + ih) * d.W + iw) * d.C;
       transform([=](int i, int j) __attribute__((always_inline)) { return corner + i * row + j * d.C; });
     } else {
-      winograd_pixels<M>(x, tile, zeros, d, pixels);
+      winograd_pixels<F>(x, tile, zeros, d, pixels);
       transform([&](int i, int j) __attribute__((always_inline)) { return pixels[i * SIDE + j]; });
     }
     // NaN, infinite, or beyond the root of the largest float.
     needs_direct[t] = any(~(vi32)(squares < __builtin_inff()));
-    if (M > 2 && !needs_direct[t]) {
-      if (inside) winograd_pixels<M>(x, tile, zeros, d, pixels);
-      needs_direct[t] = winograd_has_outlier<M>(pixels, d.C, d.OH - tile.oh, d.OW - tile.ow, hsum(squares));
+    if (F::M > 2 && !needs_direct[t]) {
+      if (inside) winograd_pixels<F>(x, tile, zeros, d, pixels);
+      needs_direct[t] = winograd_has_outlier<F>(pixels, d.C, d.OH - tile.oh, d.OW - tile.ow, hsum(squares));
     }
-    tile.ow += M;
-    if (tile.ow >= d.OW) tile.ow = 0, tile.oh += M;
+    tile.ow += F::M;
+    if (tile.ow >= d.OW) tile.ow = 0, tile.oh += F::M;
     if (tile.oh >= d.OH) tile.oh = 0, tile.n++;
   }
 }
@@ -242,55 +260,55 @@ NPU_NOINLINE void winograd_inputs(const TX* x, long first, long count, char* out
 template <class L> struct WinogradOutput : WinogradTile { long col; L lanes; };
 
 // Applies the epilogue to row i of a tile's outputs.
-template <class D, int M, class Epi, class L>
-NPU_INLINE void winograd_row(const vf (&y)[M], int i, const WinogradOutput<L>& at, Epi& epi) {
-  if (D::OH % M && at.oh + i >= D::OH) return;
+template <class D, class F, class Epi, class L>
+NPU_INLINE void winograd_row(const vf (&y)[F::M], int i, const WinogradOutput<L>& at, Epi& epi) {
+  if (D::OH % F::M && at.oh + i >= D::OH) return;
   const long row = (at.n * D::OH + at.oh + i) * D::OW + at.ow;
 #pragma GCC unroll 4
-  for (int j = 0; j < M; j++)
-    if (D::OW % M == 0 || at.ow + j < D::OW) epi(y[j], row + j, at.col, at.lanes);
+  for (int j = 0; j < F::M; j++)
+    if (D::OW % F::M == 0 || at.ow + j < D::OW) epi(y[j], row + j, at.col, at.lanes);
 }
 
 // Transforms the products [SIDE * SIDE][TILE_ROWS][PANEL] of a tile to its outputs.
-template <class D, int M, class Epi, class L>
+template <class D, class F, class Epi, class L>
 NPU_INLINE void winograd_output(const float* product, const WinogradOutput<L>& at, Epi& epi) {
-  constexpr int SIDE = M + 2;
+  constexpr int SIDE = F::SIDE, M = F::M;
   vf half[M][SIDE];
 #pragma GCC unroll 6
   for (int j = 0; j < SIDE; j++) {
     vf column[SIDE], y[M];
 #pragma GCC unroll 6
     for (int i = 0; i < SIDE; i++) column[i] = load_bytes<vf>(product + (i * SIDE + j) * TILE_ROWS * PANEL);
-    WinogradTransform<M>::output(column, y);
+    F::output(column, y);
 #pragma GCC unroll 4
     for (int i = 0; i < M; i++) half[i][j] = y[i];
   }
 #pragma GCC unroll 4
   for (int i = 0; i < M; i++) {
     vf y[M];
-    WinogradTransform<M>::output(half[i], y);
-    winograd_row<D, M>(y, i, at, epi);
+    F::output(half[i], y);
+    winograd_row<D, F>(y, i, at, epi);
   }
 }
 
 // Recovers VL filters of one channel from their transforms u, which are point_floats apart. A weight of 0 comes back as
 // a rounding error and is reset to 0, because the error times an infinite input would be infinite instead of NaN.
-template <int M> NPU_INLINE void winograd_filter(const float* u, long point_floats, vf (&g)[3][3]) {
-  constexpr int SIDE = M + 2;
+template <class F> NPU_INLINE void winograd_filter(const float* u, long point_floats, vf (&g)[3][3]) {
+  constexpr int SIDE = F::SIDE;
   constexpr float ROUNDING = 1.0f / (1 << 20);
   vf value[3][SIDE], size[3][SIDE];
   for (int j = 0; j < SIDE; j++) {
     vf column[SIDE], sizes[SIDE], v[3], s[3];
     for (int i = 0; i < SIDE; i++) column[i] = load_bytes<vf>(u + (i * SIDE + j) * point_floats);
     for (int i = 0; i < SIDE; i++) sizes[i] = (vf)magnitude(column[i]);
-    WinogradTransform<M>::filter(column, v, -1);
-    WinogradTransform<M>::filter(sizes, s, 1);
+    F::filter(column, v, -1);
+    F::filter(sizes, s, 1);
     for (int i = 0; i < 3; i++) value[i][j] = v[i], size[i][j] = s[i];
   }
   for (int i = 0; i < 3; i++) {
     vf s[3];
-    WinogradTransform<M>::filter(value[i], g[i], -1);
-    WinogradTransform<M>::filter(size[i], s, 1);
+    F::filter(value[i], g[i], -1);
+    F::filter(size[i], s, 1);
     for (int j = 0; j < 3; j++) {
       const vi32 is_error = (vf)magnitude(g[i][j]) <= ROUNDING * (vf)magnitude(s[j]);
       g[i][j] = select(is_error, vf{}, g[i][j]);
@@ -299,32 +317,34 @@ template <int M> NPU_INLINE void winograd_filter(const float* u, long point_floa
 }
 
 // Computes a tile by the direct sum over its pixels. u: the transforms of the filters of these outputs.
-template <class D, int M, class TX, class Epi, class L>
+template <class D, class F, class TX, class Epi, class L>
 NPU_NOINLINE void winograd_direct(const TX* const* pixels, const float* u, const WinogradOutput<L>& at, Epi& epi) {
-  constexpr int SIDE = M + 2;
+  constexpr int SIDE = F::SIDE, M = F::M, STRIDE = F::STRIDE;
   vf y[M][M] = {};
   for (long first = 0; first < D::C; first += WINOGRAD_SEGMENT) {
     vf sum[M][M] = {};
     for (long c = first; c < min_of(D::C, first + WINOGRAD_SEGMENT); c++) {
       vf g[3][3];
-      winograd_filter<M>(u + c * PANEL, D::C * PANEL, g);
+      winograd_filter<F>(u + c * PANEL, D::C * PANEL, g);
       for (int p = 0; p < SIDE * SIDE; p++) {
         const vf x = ld_splat(pixels[p] + c);
         for (int r = 0; r < 3; r++)
           for (int s = 0; s < 3; s++) {
-            const int i = p / SIDE - r, j = p % SIDE - s;
-            if (i >= 0 && i < M && j >= 0 && j < M) sum[i][j] = fma(g[r][s], x, sum[i][j]);
+            const int down = p / SIDE - r, right = p % SIDE - s, i = down / STRIDE, j = right / STRIDE;
+            const bool read = down >= 0 && right >= 0 && down % STRIDE == 0 && right % STRIDE == 0;
+            if (read && i < M && j < M) sum[i][j] = fma(g[r][s], x, sum[i][j]);
           }
       }
     }
     for (int i = 0; i < M * M; i++) y[i / M][i % M] += sum[i / M][i % M];
   }
-  for (int i = 0; i < M; i++) winograd_row<D, M>(y[i], i, at, epi);
+  for (int i = 0; i < M; i++) winograd_row<D, F>(y[i], i, at, epi);
 }
 
 template <class D, int M, class TX, class Epi>
 NPU_NOINLINE void conv2d_winograd(const TX* x, const float* u, Epi& epi, Thread& th, int* counter) {
   using Plan = WinogradPlan<D, M>;
+  using F = typename Plan::F;
   constexpr int SEGMENT = is_same<TX, float>::value ? WINOGRAD_SEGMENT : SEGMENT_16;
   char* transformed = th.scratch;
   float* product = (float*)(transformed + Plan::TRANSFORMED);
@@ -345,7 +365,7 @@ NPU_NOINLINE void conv2d_winograd(const TX* x, const float* u, Epi& epi, Thread&
     const long count = Plan::ROWS.size(block);
     constexpr long POINT_BYTES = Plan::POINT_BYTES;
     if (prepared != block)
-      winograd_inputs<M>(x, Plan::ROWS.begin(block), count, transformed, at, needs_direct, (const TX*)zeros, IN);
+      winograd_inputs<F>(x, Plan::ROWS.begin(block), count, transformed, at, needs_direct, (const TX*)zeros, IN);
     prepared = block;
     const Tiling& tiles = count == Plan::T ? full : less;
     for (long pn = begin; pn < end; pn++) {
@@ -366,11 +386,11 @@ NPU_NOINLINE void conv2d_winograd(const TX* x, const float* u, Epi& epi, Thread&
         for (int r = 0; r < rows; r++) {
           const WinogradTile tile = at[first + r];
           const TX* pixels[Plan::POINTS];
-          if (needs_direct[first + r]) winograd_pixels<M>(x, tile, (const TX*)zeros, IN, pixels);
+          if (needs_direct[first + r]) winograd_pixels<F>(x, tile, (const TX*)zeros, IN, pixels);
           auto compute = [&](int v, auto lanes) __attribute__((always_inline)) {
             const WinogradOutput<decltype(lanes)> out = {tile, col + v, lanes};
-            if (!needs_direct[first + r]) return winograd_output<D, M>(product + r * PANEL + v, out, epi);
-            winograd_direct<D, M>(pixels, (const float*)((const char*)u + pn * Plan::PANEL_BYTES) + v, out, epi);
+            if (!needs_direct[first + r]) return winograd_output<D, F>(product + r * PANEL + v, out, epi);
+            winograd_direct<D, F>(pixels, (const float*)((const char*)u + pn * Plan::PANEL_BYTES) + v, out, epi);
           };
           for (int v = 0; v < PANEL && col + v < D::K; v += VL) {
             if (D::K % VL == 0 || col + v + VL <= D::K) compute(v, Full{});
