@@ -275,9 +275,10 @@ def all_cases() -> list[Case]:
 
 
 def cases_for(target: str) -> list[Case]:
-    """Every case in numpy. A compiled target runs samples of every overload once, in dtypes that take turns (of those
-    it has): the first four and every third one of the others, the emulator every fifth. ``NPU_CONFORMANCE=full`` runs
-    all of them in all dtypes."""
+    """Every case in numpy. A compiled target runs every sample of a declaration once, in dtypes that take turns (of
+    those it has): the first four and every third one of the others, the emulator every fifth. Names of one declaration
+    share its lowering, so its samples are dealt out to them. ``NPU_CONFORMANCE=full`` runs all of them in all dtypes.
+    """
     cases = all_cases()
     if target == "interp":
         return cases
@@ -289,7 +290,22 @@ def cases_for(target: str) -> list[Case]:
     turns: dict[tuple[str, int], list[Case]] = {}
     for case in cases:
         turns.setdefault((case.op_type, case.number), []).append(case)
-    return [group[turn % len(group)] for turn, group in enumerate(turns.values())]
+    numbers: dict[str, list[int]] = {}
+    for op_type, number in turns:
+        numbers.setdefault(op_type, []).append(number)
+    return [
+        group[turn % len(group)]
+        for turn, group in enumerate(turns.values())
+        if group[0].number in dealt(group[0], numbers[group[0].op_type])
+    ]
+
+
+def dealt(case: Case, numbers: list[int]) -> list[int]:
+    """Those of the samples ``numbers`` that the name of this case runs, out of the names of its declaration: each
+    sample has one name, and each name one sample at least."""
+    names = case.op.op_types
+    share = names.index(case.op_type)
+    return numbers[share :: len(names)] or [numbers[share % len(numbers)]]
 
 
 @dataclass
