@@ -11,8 +11,8 @@ from .support.sweeps import FULL
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    cases = int(os.environ.get("NPU_FUZZ_CASES", "2000" if FULL else "500"))
-    parser.addoption("--fuzz-cases", type=int, default=cases, help="cases of each kind in tests/fuzz (default: 500)")
+    cases = int(os.environ.get("NPU_FUZZ_CASES", "2000" if FULL else "300"))
+    parser.addoption("--fuzz-cases", type=int, default=cases, help="cases of each kind in tests/fuzz (default: 300)")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from npusim import models
+from npusim.models.resnet import BasicBlock, ResNet
+
 NORMS = (nn.BatchNorm2d, nn.LayerNorm, nn.GroupNorm)
 
 
@@ -34,13 +37,17 @@ def randomise(model: nn.Module, *example: Any, seed: int = 0) -> nn.Module:
     return model.eval()
 
 
+def two_stages() -> nn.Module:
+    """ResNet-18 without its last two stages, whose kernels differ from these in their sizes only."""
+    return ResNet(BasicBlock, (2, 2, 0, 0))
+
+
 @cache
 def image_model(name: str, size: int) -> nn.Module:
-    """A classifier of ``npusim.models``, calibrated on ``size`` x ``size`` noise. Shared: do not change it."""
-    from npusim import models
-
+    """A classifier of ``npusim.models``, or :func:`two_stages`, calibrated on ``size`` x ``size`` noise. Shared: do not
+    change it."""
     torch.manual_seed(1)
-    make: Callable[[], nn.Module] = getattr(models, name)
+    make: Callable[[], nn.Module] = two_stages if name == "two_stages" else getattr(models, name)
     return randomise(make(), torch.randn(8, 3, size, size))
 
 

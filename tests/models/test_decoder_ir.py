@@ -146,7 +146,7 @@ def test_with_an_op_on_the_cpu(name: str) -> None:
     expected(name).check(join([list(executor(arrays(graph(name), p)).values()) for p in runs(name)]))
 
 
-@pytest.mark.parametrize("name", [n for n in (*NAMES, MIXED) if "decode" in n])
+@pytest.mark.parametrize("name", [n for n in (*NAMES, MIXED) if "decode" in n and (FULL or "_tf5.23" not in n)])
 def test_caches_become_state(name: str) -> None:
     """Eight steps with caches that are passed in and out, and with caches that stay: the same logits and contents."""
     ir = graph(name)

@@ -22,6 +22,7 @@ from .gate import compile_and_run, compile_whole, expect, run
 from .test_definitions import fetched
 
 TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}  # of a probability
+SIZES = (224, 288) if FULL else (224,)  # of an image
 GOLDEN = {  # of a correct class, ResNet-50: digits known, so the last is uncertain by half
     "chelsea": (0.753898, 5e-7),
     "coffee": (0.992581, 5e-7),
@@ -94,7 +95,7 @@ def test_efficientnet_lite0_passes_the_gate(dtype: str) -> None:
     model = load(models.efficientnet_lite0, weights.efficientnet_lite0_weights)
     photos = [image for image, _ in fetched(images.photos).values()]
     views = [np.ascontiguousarray(v) for p in photos for v in (p, p[:, ::-1])]
-    runs = [(torch.from_numpy(images.efficientnet_lite0_input(v, resize=size)),) for v in views for size in (224, 288)]
+    runs = [(torch.from_numpy(images.efficientnet_lite0_input(v, resize=size)),) for v in views for size in SIZES]
     expect(model, runs, dtype).check(compile_and_run(model, runs, dtype))
 
 

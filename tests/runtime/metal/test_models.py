@@ -108,8 +108,8 @@ def test_states(device: metal_api.Device) -> None:
     np.testing.assert_array_equal(again, wanted)
 
 
-def test_resnet18(device: metal_api.Device) -> None:
-    model, runs = image_model("resnet18", 32), [(images(2, 32),)]
+def test_resnet(device: metal_api.Device) -> None:
+    model, runs = image_model("resnet18" if FULL else "two_stages", 32), [(images(2, 32),)]
     wanted = expect(model, runs, "float32")
     found = compile_and_run(model, runs, "float32", MetalBackend())
     wanted.check(found)

@@ -71,7 +71,8 @@ def test_every_kernel_waits_before_it_reads_what_others_wrote(device: str, arch:
     assert isinstance(row, CUDADevice)
     dialect = dialect_for(row)
     config = LLMConfig.from_hf({**CARD, "model_type": model_type})
-    graphs = llm_graphs(config, max_len=2048, chunks=(128,), device_sampling=True)
+    chunks = (128,) if FULL or device == "sm_90" else ()  # sm_80 itself starts no kernel early
+    graphs = llm_graphs(config, max_len=2048, chunks=chunks, device_sampling=True)
     for entry, ir in graphs.items():
         schedule = run_phases(ir, row.spec, None, until="memory").schedule
         assert schedule is not None

@@ -182,7 +182,7 @@ def test_the_command_line_compiles_a_language_model(tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- models
-@IN_FULL  # tests/runtime/metal/test_models.py runs it, too
+@IN_FULL  # tests/runtime/metal/test_models.py runs its first half, too
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_resnet18(dtype: str) -> None:
     model, runs = image_model("resnet18", 32), [(images(2, 32),)]

@@ -84,39 +84,45 @@ def test_weights_of_all_sizes_do_not_fit() -> None:
         PANELS.pack(w.view(ml_dtypes.bfloat16))
 
 
-class Product(torch.nn.Module):
-    def __init__(self, k: int, n: int):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(n, k, dtype=torch.bfloat16))
+class Products(torch.nn.Module):
+    """A product [M, K] @ [N, K].T for each of ``sizes`` (M, N, K)."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.linear(x, self.weight)
+    def __init__(self, *sizes: tuple[int, int, int]):
+        super().__init__()
+        self.weights = torch.nn.ParameterList(torch.zeros(n, k, dtype=torch.bfloat16) for _, n, k in sizes)
+        self.inputs = tuple(torch.zeros(m, k, dtype=torch.bfloat16) for m, _, k in sizes)
+
+    def forward(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.nn.functional.linear(x, w) for x, w in zip(inputs, self.weights, strict=True)]
 
 
 SIZES = [(1, 70, 64), (3, 32, 5000), (4, 160, 576), (5, 70, 64), (33, 160, 576), (300, 32, 5000)]
-PRODUCTS = [(*size, target) for target in TARGETS for size in SIZES]
+SAMPLES = {"cpu": SIZES, "cpu:avx2": SIZES[::4], "cpu:portable": SIZES[2::4]}
 
 
-@pytest.mark.parametrize(("m", "n", "k", "target"), PRODUCTS if FULL else PRODUCTS[:6] + PRODUCTS[6::4])
-def test_products(m: int, n: int, k: int, target: str) -> None:
-    ir = capture(Product(k, n), (torch.zeros(m, k, dtype=torch.bfloat16),))
-    w = weights(n, k, seed=k)
-    w[np.abs(w.astype(np.float32)) > 100] = 0.5
-    x = np.random.default_rng(m).standard_normal((m, k)).astype(ml_dtypes.bfloat16)
-    results = []
+@pytest.mark.parametrize("target", TARGETS)
+def test_products(target: str) -> None:
+    sizes = SIZES if FULL else SAMPLES[target]
+    model = Products(*sizes)
+    held = {f"weights.{i}": weights(n, k, seed=k) for i, (_, n, k) in enumerate(sizes)}
+    for w in held.values():
+        w[np.abs(w.astype(np.float32)) > 100] = 0.5
+    given = [np.random.default_rng(m).standard_normal((m, k)).astype(ml_dtypes.bfloat16) for m, _, k in sizes]
+    found = []
     for disable in ((), ("compress_weights",)):
-        program = compile_ir(ir, target, weights="bf16c12", disable=disable)
+        program = compile_ir(capture(model, model.inputs), target, weights="bf16c12", disable=disable)
         assert {b.format for b in program.buffers if b.kind == "weight"} == {"" if disable else "bf16c12.panels"}
-        (result,) = Executor(program, {"weight": w}).run([x]).values()
-        results.append(result.astype(np.float64))
-    exact = x.astype(np.float64) @ w.astype(np.float64).T
-    compressed, plain = (np.abs(r - exact) for r in results)
-    assert compressed.max() <= 1.1 * plain.max()
-    assert np.abs(results[0] - results[1]).max() <= plain.max()
+        found.append([result.astype(np.float64) for result in Executor(program, held).run(given).values()])
+    for size, x, w, *results in zip(sizes, given, held.values(), *found, strict=True):
+        exact = x.astype(np.float64) @ w.astype(np.float64).T
+        compressed, plain = (np.abs(r - exact) for r in results)
+        assert compressed.max() <= 1.1 * plain.max(), size
+        assert np.abs(results[0] - results[1]).max() <= plain.max(), size
 
 
 def test_loading_names_the_weight_that_does_not_fit() -> None:
-    program = compile_ir(capture(Product(64, 32), (torch.zeros(1, 64, dtype=torch.bfloat16),)), weights="bf16c12")
+    model = Products((1, 32, 64))
+    program = compile_ir(capture(model, model.inputs), weights="bf16c12")
     w = (np.arange(32 * 64, dtype=np.uint16).reshape(32, 64) * 31 % 0x7F00).view(ml_dtypes.bfloat16)
-    with pytest.raises(IncompressibleError, match=r"weight 'weight'.*weights=None"):
-        load_weights(program, {"weight": w})
+    with pytest.raises(IncompressibleError, match=r"weight 'weights\.0'.*weights=None"):
+        load_weights(program, {"weights.0": w})
