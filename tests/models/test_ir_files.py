@@ -51,8 +51,8 @@ def extracted(model: nn.Module, *args: torch.Tensor) -> IRGraph:
     return load_ir(torch_ir.extract_ir(model.eval(), args, strict=False))
 
 
-def test_resnet18_extracted_by_pytorch_ir() -> None:
-    model, x = image_model("resnet18", 64), images(8, 64)
+def test_resnet_extracted_by_pytorch_ir() -> None:
+    model, x = image_model("two_stages", 64), images(8, 64)
     check(extracted(model, x), state_dict_numpy(model), 4)
 
 

@@ -86,7 +86,7 @@ def test_partitions_are_minimal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "dtype"), [pytest.param(1, "float32", marks=IN_FULL), (3, "float32"), (2, "float16")]
+    ("batch", "dtype"), [*(pytest.param(n, "float32", marks=IN_FULL) for n in (1, 3)), (2, "float32"), (2, "float16")]
 )
 def test_results_are_pytorchs(batch: int, dtype: str) -> None:
     net = model().to(getattr(torch, dtype))

@@ -40,7 +40,7 @@ def test_arena_of_resnet50() -> None:
 
 
 def saved(path: Path) -> bytes:
-    npu_compiler.compile(RESNET18, dtype="float16").save(path)
+    npu_compiler.compile(RESNET18).save(path)  # the kernels of test_ir_files.py
     return path.read_bytes()
 
 
@@ -48,7 +48,7 @@ def test_compiling_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     """In this process, and in another one, in which sets and dicts of strings have another order."""
     first = saved(tmp_path / "a.npubin")
     assert saved(tmp_path / "b.npubin") == first
-    code = "import sys, npu_compiler; npu_compiler.compile(sys.argv[1], dtype='float16').save(sys.argv[2])"
+    code = "import sys, npu_compiler; npu_compiler.compile(sys.argv[1]).save(sys.argv[2])"
     other = tmp_path / "c.npubin"
     environment = os.environ | {"PYTHONHASHSEED": "12345", "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", code, str(RESNET18), str(other)], check=True, env=environment)
