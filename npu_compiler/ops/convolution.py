@@ -213,7 +213,8 @@ def _phases(
     channels, columns = x.shape[-1] // groups, prod(counts) * outputs
     if 0 in taps:
         shape = (x.shape[0], *lengths, *counts, groups * outputs)
-        return x.graph.elementwise((), [], const(0, opmath(x.dtype))).expand(*shape)
+        dtype = x.dtype if n == 1 else opmath(x.dtype)  # that of core()
+        return x.graph.elementwise((), [], const(0, dtype)).expand(*shape)
     source = [index(0) // columns * channels + index(n + 1), index(0) % outputs]
     phase = index(0) % columns // outputs
     common = [gcd(s, d) for s, d in zip(step, spacing, strict=True)]

@@ -342,3 +342,12 @@ def test_a_narrow_compute_dtype_stores_matrices_in_it_and_vectors_exactly() -> N
         "bias": "float32",
     }
     assert [v.dtype for _, v in graph.outputs] == ["float32"]
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+def test_phases_without_taps_have_the_dtype_of_the_others(dims: int) -> None:
+    """A transposed convolution whose stride is larger than its kernel."""
+    layer = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d)[dims - 1](4, 6, 2, stride=3).half()
+    graph = lower_ir(recorded(layer, torch.zeros(1, 4, *[5] * dims).half()))
+    parts = [n for n in graph.nodes if n.op == "concat"]
+    assert parts and all(v.dtype == n.out.dtype for n in parts for v in n.inputs)
