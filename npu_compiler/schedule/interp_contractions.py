@@ -41,16 +41,17 @@ def gemm(k: Gemm, left: Array, stored: Array) -> tuple[Array, ...]:
 
 
 def _right_operands(k: Gemm, w: Array) -> list[Array]:
-    """Return the right operand float32 [batch or 1, K, N], or both of a dual product, from its stored form."""
-    op = k.weight
+    """Return the right operand [batch or 1, K, N], float32 or float64, or both of a dual product, from its stored
+    form."""
+    op, wide = k.weight, np.float64 if k.weight.dtype == "float64" else np.float32
     if op.format:
         return _stored_operands(k, op.format, w)
     if w.ndim == 3:  # [batch or 1, N, K]; rows of the two matrices of a dual product alternate
-        w = w.astype(np.float32).swapaxes(1, 2)
+        w = w.astype(wide).swapaxes(1, 2)
         return [w[..., 0::2], w[..., 1::2]] if k.dual else [w]
     paired = op.dtype in ("bfloat16", "int8")
     w = w[:, :, 0] if w.ndim - paired == 5 else w  # one tap
-    w = _unpacked(w, 1).astype(np.float32)[:, : k.k]
+    w = _unpacked(w, 1).astype(wide)[:, : k.k]
     if w.shape[0] != (1 if k.shared else k.batch):
         raise ValueError(f"kernel {k.name} has {w.shape[0]} right operands")
     if not k.dual:
