@@ -10,6 +10,7 @@ import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,17 +86,39 @@ def tiny_checkpoint(folder: Path) -> Path:
     return folder
 
 
+@dataclass(frozen=True)
+class GivenRows:
+    """Keys or values of one layer, in ``tensors``: ``store`` puts a new tensor in the place of the given one."""
+
+    tensors: list[Tensor]
+    layer: int
+
+    def store(self, positions: Tensor, rows: Tensor) -> Tensor:
+        """Return the layer's cache [1, heads, max_len, D] with ``rows`` at ``positions``."""
+        self.tensors[self.layer] = self.tensors[self.layer].index_copy(2, positions, rows)
+        return self.tensors[self.layer]
+
+
+@dataclass(frozen=True)
+class FreshRows:
+    """Keys or values of one layer for a prompt from position 0: only its own, which are added to ``tensors``."""
+
+    tensors: list[Tensor]
+
+    def store(self, positions: Tensor, rows: Tensor) -> Tensor:
+        self.tensors.append(rows)
+        return rows
+
+
 class GivenCaches(nn.Module):
-    """Caches that are graph inputs: ``store`` returns a new tensor and keeps it as a result."""
+    """Caches that are graph inputs; those with the new rows are results."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tensors: list[Tensor] = []
 
-    def store(self, layer: int, positions: Tensor, rows: Tensor) -> Tensor:
-        """Return a layer's cache [1, heads, max_len, D] with ``rows`` at ``positions``."""
-        self.tensors[layer] = self.tensors[layer].index_copy(2, positions, rows)
-        return self.tensors[layer]
+    def layer(self, i: int) -> GivenRows | FreshRows:
+        return GivenRows(self.tensors, i)
 
     def take(self) -> list[Tensor]:
         """Return the results and forget them."""
@@ -106,9 +129,8 @@ class GivenCaches(nn.Module):
 class FreshCaches(GivenCaches):
     """Caches of a prompt from position 0: they hold only its own keys and values."""
 
-    def store(self, layer: int, positions: Tensor, rows: Tensor) -> Tensor:
-        self.tensors.append(rows)
-        return rows
+    def layer(self, i: int) -> FreshRows:
+        return FreshRows(self.tensors)
 
 
 class PrefillGraph(Decoder):

@@ -20,6 +20,7 @@ from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.support.cache import open_cache
 from npu_compiler.support.errors import ConfigError, ToolchainError
 from npu_compiler.target_config import Roofline, target_config
+from npu_compiler.targets.cpu.compilers import find_compiler
 from npu_compiler.targets.cpu.host import host_cpu
 from npu_runtime.backends.base import Backend
 from npu_runtime.profiler import elapsed
@@ -54,10 +55,10 @@ def roofline_of(program: CompiledProgram, backend: Backend) -> Roofline | None:
 def measured_cpu(threads: int) -> Roofline | None:
     """Return the roofline of this CPU with ``threads`` threads; None without a C++ compiler."""
     try:
-        probe = _Probe(threads)
+        find_compiler()
     except ToolchainError:
         return None
-    cpu = host_cpu()
+    probe, cpu = _Probe(threads), host_cpu()
     store, key = open_cache("rooflines"), f"{cpu.name} {sorted(cpu.features)} {threads} {PROBE.read_text()}"
     known: dict[str, Any] = json.loads(store.get(key) or b"{}")
     flops = {dtype: max(probe.flops(dtype), known.get("flops", {}).get(dtype, 0.0)) for dtype in _DTYPES}

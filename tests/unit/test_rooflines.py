@@ -39,11 +39,11 @@ def test_this_cpu_is_measured_and_the_best_figures_are_kept(tmp_path: Path, monk
 
 
 def test_without_a_compiler_the_roofline_of_a_cpu_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(threads: int) -> Any:
+    def fails() -> Any:
         raise ToolchainError("no compiler")
 
     measured_cpu.cache_clear()
-    monkeypatch.setattr(roofline, "_Probe", fails)
+    monkeypatch.setattr(roofline, "find_compiler", fails)
     assert roofline_of(handmade.program(), backend()) is None
     measured_cpu.cache_clear()
 
