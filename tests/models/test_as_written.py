@@ -13,6 +13,8 @@ from transformers.integrations.executorch import TorchExportableModuleWithStatic
 import npusim
 from npu_compiler.support.errors import InputError
 
+from ..support.sweeps import IN_FULL
+
 IDS = torch.tensor([[5, 9, 3, 17, 40, 8, 21]])
 DECODER: dict[str, Any] = dict(
     vocab_size=64,
@@ -60,7 +62,7 @@ CAUSAL = {
 }
 
 
-@pytest.mark.parametrize("family", CAUSAL)
+@pytest.mark.parametrize("family", [pytest.param("llama", marks=IN_FULL), "gemma3", "gpt2"])
 def test_a_prompt_and_a_step_with_the_cache_object(family: str) -> None:
     torch.manual_seed(0)
     model = CAUSAL[family]()

@@ -37,7 +37,10 @@ def check(graph: IRGraph, weights: dict[str, np.ndarray], count: int) -> None:
 @pytest.mark.parametrize(
     ("name", "runs"),
     [
-        ("mlp", 20), ("convnet", 20), ("simple_convnet_ir", 20), ("resnet18", 4),
+        ("mlp", 20),
+        ("convnet", 20),
+        ("simple_convnet_ir", 20),
+        ("resnet18", 4),
         pytest.param("resnet50", 2, marks=IN_FULL),
     ],
 )

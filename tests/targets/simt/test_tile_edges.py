@@ -56,7 +56,9 @@ def attention(queries: int, keys: int, heads: int, shared: int, width: int, caus
     return Call(f), tuple(torch.randn(s) for s in shapes)
 
 
-CASES: dict[str, Callable[[], tuple[nn.Module, Args]]] = {
+Cases = dict[str, Callable[[], tuple[nn.Module, Args]]]
+
+CASES: Cases = {
     "product-65x130x72": lambda: product(65, 130, 72),
     "product-5x33x200": lambda: product(5, 33, 200),
     "product-64x64x32": lambda: product(64, 64, 32),
@@ -88,6 +90,11 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Args]]] = {
 dtypes = pytest.mark.parametrize("dtype", ["float32", pytest.param("float16", marks=IN_FULL), "bfloat16"])
 
 
+def shared(cases: Cases, dtype: str) -> Cases:
+    """The cases that ``dtype`` has by default, half of them; float32 and bfloat16 take turns."""
+    return cases if FULL else dict(list(cases.items())[dtype == "bfloat16" :: 2])
+
+
 def checked(name: str, make: Callable[[], tuple[nn.Module, Args]], dtype: str) -> CompiledProgram:
     """The program of a case, after a run in shuffled order of threads, with float64 as the judge;
     ``NPU_CONFORMANCE=full`` also runs it in ascending order."""
@@ -106,7 +113,7 @@ def checked(name: str, make: Callable[[], tuple[nn.Module, Args]], dtype: str) -
 
 @dtypes
 def test_shape(dtype: str) -> None:
-    for name, make in CASES.items():
+    for name, make in shared(CASES, dtype).items():
         checked(name, make, dtype)
 
 
@@ -128,7 +135,7 @@ def rotary(rows: int, width: int) -> tuple[nn.Module, Args]:
     return Call(f), (torch.randn(2, rows, width), torch.randn(rows, width), torch.randn(rows, width))
 
 
-VECTORS: dict[str, Callable[[], tuple[nn.Module, Args]]] = {
+VECTORS: Cases = {
     "rotary": lambda: rotary(5, 32),
     "rotary-odd-half": lambda: rotary(5, 12),
     "max-pool": lambda: (nn.Sequential(nn.Conv2d(4, 16, 1), nn.MaxPool2d(3, 2, 1)), (torch.randn(1, 4, 9, 9),)),
@@ -152,7 +159,7 @@ def test_threads_that_take_vectors(dtype: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(loops, "MIN_UNROLLED_VECTORS", 1)
     rows = replace(target_config.target_config("metal"), image_row=32)
     monkeypatch.setitem(target_config._registered, "metal", rows)
-    for name, make in VECTORS.items():
+    for name, make in shared(VECTORS, dtype).items():
         torch.manual_seed(1)
         model, inputs = make()
         try:
@@ -161,7 +168,7 @@ def test_threads_that_take_vectors(dtype: str, monkeypatch: pytest.MonkeyPatch) 
             raise AssertionError(f"{name} {dtype}: {error}") from error
 
 
-TRANSPOSED: dict[str, Callable[[], tuple[nn.Module, Args]]] = {
+TRANSPOSED: Cases = {
     "one": lambda: (Call(lambda x: x.transpose(1, 2) * 2), (torch.randn(3, 70, 33),)),
     "two and a row": lambda: (
         Call(lambda x, y, z: x.mT + y.mT * z), (torch.randn(65, 40), torch.randn(65, 40), torch.randn(40, 65)),
@@ -177,7 +184,7 @@ def test_squares_of_transposed_points(dtype: str, monkeypatch: pytest.MonkeyPatc
     """As where points are many."""
     monkeypatch.setattr(transposed, "MIN_POINTS", 1)
     monkeypatch.setattr(transposed, "MIN_RESULTS", 1)
-    for name, make in TRANSPOSED.items():
+    for name, make in shared(TRANSPOSED, dtype).items():
         source = "".join(checked(name, make, dtype).sources.values())
         assert "square0" in source, name
         assert ("_transposed_" in source) == (name in ("images", "depthwise")), name

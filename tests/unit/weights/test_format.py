@@ -24,7 +24,7 @@ from npu_runtime import load_weights
 from ...models.gate import cast, expect, run
 from ...porting.rows8 import FORMAT as ROWS8
 from ...porting.rows8 import Panels, Rows8
-from ...support.sweeps import IN_FULL
+from ...support.sweeps import FULL
 
 FORMATS = {name: f for name in known_formats() if (f := weight_format(name)) is not None} | {"rows8": ROWS8}
 LAYOUTS = {layout.name: (format, layout) for format in FORMATS.values() for layout in format.layouts}
@@ -103,8 +103,12 @@ SHARED = (CodeBlocks, ByteFormat)
 PROGRAMS = [f for f in FORMATS.values() if f.layout(32) and (f.name in ("q4_0", "q8_0") or not isinstance(f, SHARED))]
 
 
-@pytest.mark.parametrize(("name", "dtype"), [(f.name, d) for f in PROGRAMS for d in f.dtypes])
-@pytest.mark.parametrize("rows", [1, pytest.param(3, marks=IN_FULL), 40])
+RUNS = [(f.name, d, rows) for f in PROGRAMS for d in f.dtypes for rows in (1, 3, 40)]
+# Prompts have one dtype each by default.
+FEW_RUNS = [(name, d, rows) for name, d, rows in RUNS if rows == 1 or (rows, d) == (40, FORMATS[name].dtypes[-1])]
+
+
+@pytest.mark.parametrize(("name", "dtype", "rows"), RUNS if FULL else FEW_RUNS)
 def test_programs_compute_with_the_decoded_weights(name: str, dtype: str, rows: int) -> None:
     format, low = FORMATS[name], getattr(torch, dtype)
     torch.manual_seed(0)
