@@ -300,7 +300,7 @@ def test_tables_are_plain_when_piped_and_with_no_color(monkeypatch: pytest.Monke
     assert "[relu]" in coloured.getvalue() and "12" in coloured.getvalue()
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system does not have /dev/full")
 def test_output_on_a_full_disk_is_one_line() -> None:
     with open("/dev/full", "wb") as full:
         child = subprocess.run([sys.executable, "-m", "npusim", "ops", "--json"], stdout=full, stderr=subprocess.PIPE)

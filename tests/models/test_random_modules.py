@@ -1,7 +1,7 @@
 """Random modules give PyTorch's results: ops, dtypes, shapes and layouts in combinations that no other test has.
 
-``python -m tests.models.test_random_modules SEED COUNT [TARGET]`` runs any number, and prints failing ones as short as
-it can make them. TARGET 'metal' runs in the emulator if there is no Apple GPU; 'host' is the target of tests/porting.
+``python -m tests.models.test_random_modules SEED COUNT [TARGET]`` runs COUNT modules. It shortens those that fail, and
+prints them. TARGET is 'cpu', 'metal' (in the emulator where no Apple GPU is at hand) or 'host' (of tests/porting).
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...support.dtypes import KV_CACHES
 from ...support.errors import ConfigError
 from ..tensors import numpy_to_tensor
 from .blocks import BLOCKS
+from .caches import LayerCache, make_cache
 from .checkpoint import Checkpoint
 from .config import LLMConfig
 from .ordered_linear import use_column_orders
@@ -120,80 +120,6 @@ def make_norm(config: LLMConfig, size: int, dtype: torch.dtype) -> nn.Module:
     return RMSNorm(size, config.norm_eps, config.norm, dtype)
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Keys or values of one layer: ``held`` [1, heads, max_len, head_dim]."""
-
-    held: Tensor
-
-    def store(self, positions: Tensor, rows: Tensor) -> Tensor:
-        """Write ``rows`` [1, heads, N, head_dim] at ``positions`` [N]; returns all rows."""
-        return self.held.index_copy_(2, positions, rows)
-
-
-@dataclass(frozen=True)
-class _ScaledRows:
-    """Rows of 8-bit numbers and the scale of each, ``scales`` float32[1, heads, max_len, 1]. The largest magnitude of a
-    row becomes ``top``."""
-
-    held: Tensor
-    scales: Tensor
-    top: int
-
-    def store(self, positions: Tensor, rows: Tensor) -> Tensor:
-        """Write ``rows`` [1, heads, N, head_dim] at ``positions`` [N]; returns all rows, decoded."""
-        wide = rows.float()
-        largest = wide.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny * 128)
-        codes = wide * (self.top / largest)
-        codes = (codes if self.held.is_floating_point() else codes.round()).to(self.held.dtype)
-        held = self.held.index_copy_(2, positions, codes)
-        scales = self.scales.index_copy_(2, positions, largest / self.top)
-        return (held.float() * scales).to(rows.dtype)
-
-
-_LayerCache = tuple[_Rows | _ScaledRows, _Rows | _ScaledRows]  # keys and values
-
-
-class Cache(nn.Module):
-    """Keys or values of all layers, [1, heads, max_len, head_dim] each, as buffers '0', '1' …"""
-
-    def __init__(self, config: LLMConfig, max_len: int, dtype: torch.dtype):
-        super().__init__()
-        for i in range(config.num_layers):
-            self.register_buffer(str(i), torch.zeros(1, config.num_kv_heads, max_len, config.head_dim, dtype=dtype))
-
-    def layer(self, i: int) -> _Rows:
-        """Return the rows of layer ``i``."""
-        return _Rows(self.get_buffer(str(i)))
-
-
-class ScaledCache(nn.Module):
-    """A cache of 8-bit numbers, each row with a scale: buffers '0', '1' … and '0_scale' …, float32 [1, heads, max_len,
-    1]. The largest magnitude of a row becomes the largest number of ``dtype``: 127 of int8, 448 of float8_e4m3fn."""
-
-    def __init__(self, config: LLMConfig, max_len: int, dtype: torch.dtype):
-        super().__init__()
-        self.top = 448 if dtype.is_floating_point else 127
-        for i in range(config.num_layers):
-            shape = (1, config.num_kv_heads, max_len)
-            self.register_buffer(str(i), torch.zeros(*shape, config.head_dim, dtype=dtype))
-            self.register_buffer(f"{i}_scale", torch.zeros(*shape, 1, dtype=torch.float32))
-
-    def layer(self, i: int) -> _ScaledRows:
-        """Return the rows of layer ``i``."""
-        return _ScaledRows(self.get_buffer(str(i)), self.get_buffer(f"{i}_scale"), self.top)
-
-
-def make_cache(config: LLMConfig, max_len: int, dtype: torch.dtype, kind: str | None) -> Cache | ScaledCache:
-    """Return a cache whose elements are of ``kind``, one of ``KV_CACHES``; None: of ``dtype``. Raises
-    ``ConfigError`` for other kinds."""
-    if kind is None:
-        return Cache(config, max_len, dtype)
-    if kind not in KV_CACHES:
-        raise ConfigError(f"kv_cache = {kind!r}: known are {', '.join(KV_CACHES)}")
-    return ScaledCache(config, max_len, getattr(torch, KV_CACHES[kind]))
-
-
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the first R elements of each head: x [1, H, N, D], cos and sin float32[N, R] with R at most D."""
     size = cos.shape[-1]
@@ -224,7 +150,7 @@ class Attention(nn.Module):
         return x.view(*x.shape[:2], -1, self.config.head_dim).transpose(1, 2)
 
     def forward(
-        self, x: Tensor, context: _Context, cache: _LayerCache, query_rows: Tensor, query_context: _Context
+        self, x: Tensor, context: _Context, cache: LayerCache, query_rows: Tensor, query_context: _Context
     ) -> Tensor:
         """Write keys and values of all rows ``x`` [1, N, hidden] into the cache, then compute attention for the rows
         ``query_rows`` [1, K, hidden] only, with their own rotary table and mask. Returns [1, K, hidden]."""
@@ -286,7 +212,7 @@ class Layer(nn.Module):
             self.add_module(name, make_norm(config, config.hidden_size, dtype))
 
     def forward(
-        self, x: Tensor, context: _Context, cache: _LayerCache, only: tuple[Tensor, _Context] | None = None
+        self, x: Tensor, context: _Context, cache: LayerCache, only: tuple[Tensor, _Context] | None = None
     ) -> Tensor:
         """The layer's result [1, N, hidden] for x [1, N, hidden].
 

@@ -80,7 +80,7 @@ def _offset(op: Operand, rows: Sequence[int], shape: Sequence[int]) -> str:
 
 def _tile_dim(kernel: Scan, axis: int) -> int | None:
     """Return the dim whose rows are scanned side by side, if rows along ``axis`` are dense; otherwise None. Sums of
-    doubles are no faster so, because a tile does not fit into registers."""
+    doubles gain nothing from it: a tile of them does not fit into the registers."""
     operands = (kernel.inputs[0], kernel.outputs[0])
     shape, most = operands[0].shape, 8 if kernel.op == "logaddexp" else 4
     dense = bool(shape) and all(op.strides[axis] == 1 and dtypes.DTYPES[op.dtype].size <= most for op in operands)
