@@ -67,6 +67,7 @@ def quantised_file(folder: Path, config: dict[str, Any], mix: str) -> Path:
 
 def bfloat16_file(folder: Path, config: dict[str, Any]) -> Path:
     """Write ``model.gguf`` beside the checkpoint ``model.safetensors`` in ``folder``, in bfloat16."""
+    import ml_dtypes  # noqa: F401  registers the name bfloat16 with numpy, which safetensors looks up
     import safetensors.numpy
 
     path = folder / "model.gguf"

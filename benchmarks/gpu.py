@@ -359,7 +359,7 @@ def show(name: str, part: dict[str, Any]) -> None:
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="+", help="compile, all, table, or parts as above")
+    parser.add_argument("parts", nargs="+", metavar="part", help="compile, all, table, or parts as above")
     parser.add_argument("--work", type=Path, default=Path("gpu_programs"), help="where compiled programs are kept")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--seconds", type=float, default=1.0, help="measuring time per contender")
@@ -368,6 +368,10 @@ def main() -> None:
     parser.add_argument("--since", type=float, default=0.0, help=argparse.SUPPRESS)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.parts[0] not in ("all", "compile", "table", "cold-child"):
+        unknown = [part for part in args.parts if part not in PARTS]
+        if unknown:
+            parser.error(f"no part is called {' or '.join(unknown)}; the parts are {', '.join(PARTS)}")
     if args.parts == ["table"]:
         results = json.loads(args.out.read_text())
         write_section("gpu", table(results), short=table(results, compared=True))
@@ -376,11 +380,12 @@ def main() -> None:
     elif args.one:
         measure_one(args.parts[0], args)
     else:
-        from gpu_models import compile_all
+        from gpu_models import compile_missing
 
-        compile_all(args.work)
+        parts = list(PARTS) if args.parts in (["all"], ["compile"]) else args.parts
+        compile_missing(args.work, parts)
         if args.parts != ["compile"]:
-            measure_all(list(PARTS) if args.parts == ["all"] else args.parts, args)
+            measure_all(parts, args)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -35,13 +35,28 @@ def programs(work: Path) -> dict[str, Path]:
     return {name: work / f"{name}.npubin" for name in names}
 
 
-def compile_all(work: Path) -> None:
-    """Write the programs that are not in ``work`` yet. It needs no GPU."""
+def program_of(part: str) -> str:
+    """Return the name of the program that a part of gpu.py runs; of 8-bit networks, the part's; '': it runs none."""
+    kind, _, rest = part.partition("-")
+    size, _, format = rest.partition("-")
+    if kind == "bandwidth":
+        return ""
+    if kind == "cold":
+        return f"qwen_{LENGTHS[NEAR]}"
+    if kind in ("decode", "prefill"):
+        length = LENGTHS[FAR if kind == "decode" and int(size) == FAR else NEAR]
+        return f"qwen-{format}_{length}" if format else f"qwen_{length}"
+    return part if format else f"{kind}_{size}"
+
+
+def compile_missing(work: Path, parts: Collection[str]) -> None:
+    """Write the programs of ``parts`` that are not in ``work`` yet. It needs no GPU."""
     from npu_runtime.llm.loader import save_manifest
 
     work.mkdir(parents=True, exist_ok=True)
+    needed = {program_of(part) for part in parts}
     for name, path in programs(work).items():
-        if path.exists():
+        if name not in needed or path.exists():
             continue
         model, _, size = name.rpartition("_")
         if model.startswith("qwen"):
@@ -50,7 +65,7 @@ def compile_all(work: Path) -> None:
         else:
             compile_resnet(model, int(size)).save(path)
         print(f"{path}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
-    for name in gpu_int8.NAMES:
+    for name in (name for name in gpu_int8.NAMES if f"{name}-{gpu_int8.BATCH}-int8" in needed):
         for path in gpu_int8.compile_quantised(work, name):
             print(f"{path}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
 
