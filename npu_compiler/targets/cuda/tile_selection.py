@@ -163,7 +163,7 @@ def cost(
     multiply = steps * step / 64 * plan.m * max(plan.n, 64) * c.multiply * narrow
     load = steps * step / 64 * (plan.m + plan.n) * c.load
     late = 1 if plan.prefetch else 3
-    one, other, tile = c.result, c.residual * late, c.tile
+    one, other, tile = c.result, c.residual * late, c.tile + (c.wide if plan.n > 192 else 0)
     if plan.tma_store:
         one, other, tile = c.tma_result, c.tma_residual, c.tma_tile
     if plan.tma_store and size == 1:
@@ -176,6 +176,8 @@ def cost(
     work = blocks(thread_blocks, at_once) * max(alone, together * max(loop, store))
     if plan.tma_store and size == 1:
         work = blocks(thread_blocks, at_once) * (together * max(loop, store) + c.byte_serial * min(loop, store))
+    elif plan.tma_store:
+        work += results * c.tma_last
     if plan.splits > 1:
         work += results * c.part + dict(c.cluster)[plan.splits]
     return max(work, 2 * units / rate + c.start) + 0.05 * work + c.launch
