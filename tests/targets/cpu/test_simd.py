@@ -41,7 +41,8 @@ def test_transpose(tmp_path: Path, arch: str) -> None:
 
 @pytest.mark.parametrize("arch", [*ARCHS, AMX])
 def test_conversions(tmp_path: Path, arch: str) -> None:
-    """Narrow floats widen exactly; float rounds to nearest even as numpy does; tails touch nothing else."""
+    """Narrow floats widen exactly; float rounds to nearest even as numpy does; tails touch nothing else. Quantised
+    results are clamped, and NaN gives the lowest one."""
     bodies = []
     for source, target in (
         ("f16", "float"),
@@ -65,6 +66,21 @@ def test_conversions(tmp_path: Path, arch: str) -> None:
                 f"{{ Full n; for (; i + VL <= a.keys; i += VL) st(y + i, {step}, n); }}"
                 f"if (i < a.keys) {{ int n = (int)(a.keys - i); st(y + i, {step}, n); }}"
                 f"st1(y + a.keys, (scalar<{target}>)ld1(x));",
+            )
+        )
+    clamps = ((0, 0), (3, 0), (128, 131))  # zero point, lowest result
+    for zero, low in clamps:
+        one, first, second = (
+            f"st_quantized(y + i, ld(x + i, n), {zero}, {low}, {lanes}); i += VL;"
+            for lanes in ("n", "FirstOfTwo{{}, &first}", "SecondOfTwo{{}, &first}")
+        )
+        bodies.append(
+            entry(
+                f"quantize_{zero}_{low}",
+                f"const float* x = (const float*)a.x; uint8_t* y = (uint8_t*)a.out; long i = 0;"
+                f"\n#if NPU_PAIRED_STORES\n{{ Full n; vf first; while (i + 4 * VL <= a.keys) {{ {first} {second} }} }}\n#endif\n"
+                f"{{ Full n; while (i + VL <= a.keys) {{ {one} }} }}"
+                f"if (i < a.keys) {{ int n = (int)(a.keys - i); {one} }}",
             )
         )
     library = build(tmp_path, arch, bodies, [])
@@ -101,6 +117,13 @@ def test_conversions(tmp_path: Path, arch: str) -> None:
         near = np.concatenate([floats, between, np.nextafter(between, np.float32(0)), np.float32([464, 464.1, -465])])
         rounded = convert(near, "float", "e4m3", np.uint8).view(NUMPY["e4m3"])
         np.testing.assert_array_equal(rounded.astype(np.float32), near.astype(NUMPY["e4m3"]).astype(np.float32))
+    numbers = np.concatenate([floats, rng.uniform(-300, 300, 5003).astype(np.float32), np.float32([0.5, 1.5, 254.5])])
+    for zero, low in clamps:
+        with np.errstate(invalid="ignore"):  # signalling NaN
+            whole = np.nan_to_num(np.rint(numbers.astype(np.float64)), nan=-np.inf)
+        expected = np.clip(whole + zero, low, 255)
+        codes = library.run(f"quantize_{zero}_{low}", numbers, out=np.zeros(numbers.size, np.uint8), keys=numbers.size)
+        np.testing.assert_array_equal(codes, expected.astype(np.uint8))
     small = floats[np.abs(floats) < 2**31]
     np.testing.assert_array_equal(convert(small, "float", "int32_t", np.int32), small.astype(np.int32))
     bytes_ = np.arange(256, dtype=np.uint8)[:-1]

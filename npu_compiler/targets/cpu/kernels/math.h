@@ -214,10 +214,21 @@ NPU_INLINE vi32 round_clamped(vf x, int32_t zero, int32_t low, int32_t high) {
 template <class L> NPU_INLINE void st_quantized(uint8_t* p, vf x, int32_t zero, int32_t low, L lanes) {
 #if NPU_AVX512
   __m512i q = _mm512_cvtps_epi32(_mm512_min_ps(_mm512_set1_ps(0x1p24f), (__m512)x));  // NaN: INT32_MIN
-  q = _mm512_max_epi32(q, _mm512_set1_epi32(low - zero));
-  if (zero) q = _mm512_add_epi32(q, _mm512_set1_epi32(zero));
-  if constexpr (is_same<L, Full>::value) _mm_storeu_si128((__m128i*)p, _mm512_cvtusepi32_epi8(q));
-  else _mm_mask_storeu_epi8(p, lane_mask(lanes), _mm512_cvtusepi32_epi8(q));
+  if constexpr (is_same<L, FirstOfTwo>::value) {
+    *lanes.first = (vf)q;
+  } else if constexpr (is_same<L, SecondOfTwo>::value) {  // packing saturates, and interleaves 4 numbers of each
+    __m512i words = _mm512_packs_epi32((__m512i)*lanes.first, q);
+    if (zero) words = _mm512_adds_epi16(words, _mm512_set1_epi16((short)zero));
+    if (low) words = _mm512_max_epi16(words, _mm512_set1_epi16((short)low));
+    const __m512i order = _mm512_castsi256_si512(_mm256_set_epi32(13, 9, 5, 1, 12, 8, 4, 0));
+    const __m512i bytes = _mm512_permutexvar_epi32(order, _mm512_packus_epi16(words, words));
+    _mm256_storeu_si256((__m256i*)(p - VL), _mm512_castsi512_si256(bytes));
+  } else {
+    q = _mm512_max_epi32(q, _mm512_set1_epi32(low - zero));
+    if (zero) q = _mm512_add_epi32(q, _mm512_set1_epi32(zero));
+    if constexpr (is_same<L, Full>::value) _mm_storeu_si128((__m128i*)p, _mm512_cvtusepi32_epi8(q));
+    else _mm_mask_storeu_epi8(p, lane_mask(lanes), _mm512_cvtusepi32_epi8(q));
+  }
 #else
   st(p, round_clamped(x, zero, low, 255), lanes);
 #endif

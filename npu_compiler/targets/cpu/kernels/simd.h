@@ -127,7 +127,7 @@ template <class T> NPU_INLINE void st(T* p, vec<T> v, Full) {
     if constexpr (is_same<T, f16>::value)
       _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     else if constexpr (is_same<T, bf16>::value) {
-#if NPU_AMX && defined(__AVX512BF16__)  // the sums of tiles come fast; 0x20: subnormals, which it would flush
+#ifdef __AVX512BF16__  // 0x20: subnormals, which it would flush
       if (__builtin_expect(!_mm512_fpclass_ps_mask((__m512)v, 0x20), 1))
         return _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh((__m512)v));
 #endif
@@ -192,12 +192,13 @@ template <class T> NPU_INLINE void st(T* p, vec<T> v, int n) {
   for (int i = 0; i < n; i++) p[i] = lanes[i];
 }
 
-#if NPU_AMX && defined(__AVX512BF16__)
+#if NPU_AVX512
 #define NPU_PAIRED_STORES 1
-// Lanes of the first of two neighbouring vectors, and of the second, whose store rounds and stores both: the sums of
-// tiles come faster than single vectors are rounded.
+// Lanes of the first of two neighbouring vectors, and of the second, whose store rounds and stores both: single vectors
+// are rounded more slowly than tiles compute them.
 struct FirstOfTwo : Full { vf* first; };
 struct SecondOfTwo : Full { const vf* first; };
+#ifdef __AVX512BF16__
 // Loads as well: the compiler merges the loads of both vectors, each of which is then one permutation.
 NPU_INLINE vf ld(const bf16* p, FirstOfTwo) {
   const __m512i from = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0,  //
@@ -210,18 +211,14 @@ NPU_INLINE vf ld(const bf16* p, SecondOfTwo) {
   return (vf)_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, from, _mm512_loadu_si512(p - VL));
 }
 inline __attribute__((noinline, cold)) void st_subnormal(bf16* p, vf first, vf second) { st(p, first, Full{}), st(p + VL, second, Full{}); }
-template <class T> NPU_INLINE void st(T* p, vec<T> v, FirstOfTwo lanes) {
-  if constexpr (is_same<T, bf16>::value) *lanes.first = v;
-  else st(p, v, Full{});
+NPU_INLINE void st(bf16* p, vf v, FirstOfTwo lanes) { *lanes.first = v; }
+NPU_INLINE void st(bf16* p, vf v, SecondOfTwo lanes) {
+  const __m512 first = (__m512)*lanes.first, second = (__m512)v;
+  const __mmask16 a = _mm512_fpclass_ps_mask(first, 0x20), b = _mm512_fpclass_ps_mask(second, 0x20);
+  if (__builtin_expect(!_kortestz_mask16_u8(a, b), 0)) st_subnormal(p - VL, *lanes.first, v);
+  else _mm512_storeu_si512(p - VL, (__m512i)_mm512_cvtne2ps_pbh(second, first));
 }
-template <class T> NPU_INLINE void st(T* p, vec<T> v, SecondOfTwo lanes) {
-  if constexpr (is_same<T, bf16>::value) {
-    const __m512 first = (__m512)*lanes.first, second = (__m512)v;
-    const __mmask16 a = _mm512_fpclass_ps_mask(first, 0x20), b = _mm512_fpclass_ps_mask(second, 0x20);
-    if (__builtin_expect(!_kortestz_mask16_u8(a, b), 0)) st_subnormal(p - VL, *lanes.first, v);
-    else _mm512_storeu_si512(p - VL, (__m512i)_mm512_cvtne2ps_pbh(second, first));
-  } else st(p, v, Full{});
-}
+#endif
 #else
 #define NPU_PAIRED_STORES 0
 #endif

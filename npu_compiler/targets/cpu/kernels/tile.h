@@ -275,25 +275,28 @@ NPU_INLINE void apply_epilogue(const Sum* acc, long second, int rows, long row, 
   using Vec = vec<Sum>;
   const Epi epi = from;  // a local copy stays in registers: stores of bytes could change an object in memory
   const bool whole = N % PANEL == 0 || col + PANEL <= N;
-  auto apply = [&](int v, auto lanes) __attribute__((always_inline)) {
-    if constexpr (DUAL) epi(load_bytes<Vec>(acc + v), load_bytes<Vec>(acc + second + v), row, shift + col + v, lanes);
-    else epi(load_bytes<Vec>(acc + v), row, shift + col + v, lanes);
+  auto apply = [&](const auto& columns, int v) __attribute__((always_inline)) {
+    if constexpr (DUAL) columns(load_bytes<Vec>(acc + v), load_bytes<Vec>(acc + second + v), row);
+    else columns(load_bytes<Vec>(acc + v), row);
   };
+#if NPU_PAIRED_STORES
+  static_assert(PANEL == 2 * VL, "a row of a panel is two vectors");
+  if (whole) {
+    vf first;
+    const auto even = epi.at(shift + col, FirstOfTwo{{}, &first});
+    const auto odd = epi.at(shift + col + VL, SecondOfTwo{{}, &first});
+    for (int p = 0; p < rows; p++, acc += PANEL, row++) apply(even, 0), apply(odd, VL);
+    return;
+  }
+#endif
   for (int p = 0; p < rows; p++, acc += PANEL, row++) {
     if (whole) {
-#if NPU_PAIRED_STORES
-      static_assert(PANEL == 2 * VL, "a row of a panel is two vectors");
-      Vec first;
-      apply(0, FirstOfTwo{{}, &first});
-      apply(VL, SecondOfTwo{{}, &first});
-#else
 #pragma GCC unroll 8
-      for (int v = 0; v < PANEL; v += VL) apply(v, Full{});
-#endif
+      for (int v = 0; v < PANEL; v += VL) apply(epi.at(shift + col + v, Full{}), v);
     } else {
       for (int v = 0; v < PANEL && col + v < N; v += VL) {
-        if (col + v + VL <= N) apply(v, Full{});
-        else apply(v, (int)(N - col - v));
+        if (col + v + VL <= N) apply(epi.at(shift + col + v, Full{}), v);
+        else apply(epi.at(shift + col + v, (int)(N - col - v)), v);
       }
     }
   }
