@@ -64,7 +64,7 @@ struct Store {
     st((double*)a.out + row * ld_out + col, acc, lanes);
   }
   template <class L> auto at(long col, L lanes) const {
-    return [=, *this](vf acc, long row) { (*this)(acc, row, col, lanes); };
+    return [=, *this](auto acc, long row) { (*this)(acc, row, col, lanes); };
   }
   void prefetch(long row, long col) const { prefetch_panel(a.residual + row * ld_out + col); }
 };

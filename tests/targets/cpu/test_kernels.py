@@ -331,8 +331,9 @@ def test_two_products_of_one_row(tmp_path: Path) -> None:
     """Panels of both alternate; chunks of several panels a stream and the last ones."""
     n, k = 1056, 20
     bodies = [
-        "struct Product { Store e; template <class L> void operator()(vf a, vf b, long row, long col, L lanes) const "
-        "{ e(a * b, row, col, lanes); } void prefetch(long row, long col) const { e.prefetch(row, col); } };",
+        "struct Product { Store e; template <class L> auto at(long col, L lanes) const "
+        "{ return [=, *this](vf a, vf b, long row) { e(a * b, row, col, lanes); }; } "
+        "void prefetch(long row, long col) const { e.prefetch(row, col); } };",
         struct("D", "GemmDims", M=1, N=n, K=k, lda=k, batch_a=k, dual=True),
         entry(
             "multiply", f"Product e{{{{a, {n}}}}}; gemm<D>((const float*)a.x, (const float*)a.w, e, th, a.counters);"

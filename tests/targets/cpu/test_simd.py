@@ -78,7 +78,8 @@ def test_conversions(tmp_path: Path, arch: str) -> None:
             entry(
                 f"quantize_{zero}_{low}",
                 f"const float* x = (const float*)a.x; uint8_t* y = (uint8_t*)a.out; long i = 0;"
-                f"\n#if NPU_PAIRED_STORES\n{{ Full n; vf first; while (i + 4 * VL <= a.keys) {{ {first} {second} }} }}\n#endif\n"
+                f"\n#if NPU_PAIRED_STORES\n"
+                f"{{ Full n; vf first; while (i + 4 * VL <= a.keys) {{ {first} {second} }} }}\n#endif\n"
                 f"{{ Full n; while (i + VL <= a.keys) {{ {one} }} }}"
                 f"if (i < a.keys) {{ int n = (int)(a.keys - i); {one} }}",
             )
