@@ -112,11 +112,16 @@ template <> struct Unpacker<bf16c12> {
   __attribute__((always_inline)) void begin(const char* panel, long, long first) {
     from = Reader<bf16c12>::of(panel, first);
   }
-  __attribute__((always_inline)) void next(long, char* to) {
-    vf w[2][2];
-    from.load2(0, w);
+  __attribute__((always_inline)) void next(long, char* to) {  // each register is stored at once: an array would be too
+    const vbytes codes = load_vbytes(from.from);
+    store(from.from + 64, look_up(from.table, low_codes(codes)), to);
+    store(from.from + 128, look_up(from.table, high_codes(codes)), to + 128);
     from.skip(2);
-    memcpy(to, w, sizeof w);
+  }
+  NPU_INLINE void store(const char* bytes, vbytes high, char* to) {
+    const vbytes low = load_vbytes(bytes);
+    store_bytes(to, zip_low(low, high));
+    store_bytes(to + 64, zip_high(low, high));
   }
 };
 #endif
