@@ -163,7 +163,7 @@ def cost(
     multiply = steps * step / 64 * plan.m * max(plan.n, 64) * c.multiply * narrow
     load = steps * step / 64 * (plan.m + plan.n) * c.load
     late = 1 if plan.prefetch else 3
-    one, other, tile = c.result, c.residual * late, c.tile + (c.wide if plan.n > 192 else 0)
+    one, other, tile = c.result, c.residual * late, c.tile
     if plan.tma_store:
         one, other, tile = c.tma_result, c.tma_residual, c.tma_tile
     if plan.tma_store and size == 1:
@@ -176,7 +176,7 @@ def cost(
     work = blocks(thread_blocks, at_once) * max(alone, together * max(loop, store))
     if plan.tma_store and size == 1:
         work = blocks(thread_blocks, at_once) * (together * max(loop, store) + c.byte_serial * min(loop, store))
-    elif plan.tma_store:
+    elif plan.tma_store and thread_blocks <= at_once:
         work += results * c.tma_last
     if plan.splits > 1:
         work += results * c.part + dict(c.cluster)[plan.splits]

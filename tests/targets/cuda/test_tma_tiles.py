@@ -179,8 +179,8 @@ def test_the_fastest_tiles_that_were_measured_are_chosen() -> None:
     assert (plan.m, plan.n, plan.tma_store) == (128, 128, True)  # 22.5; 128 x 256, one for each block: 24.0
     plan = choose(added, 64, True, HOPPER)
     assert (plan.m, plan.n, plan.tma_store) == (64, 96, False)  # 7.0; 64 x 128, stored by TMA: 9.8
-    plan = choose(replace(_gemm(2048, 8960, 1536), dual=True), 64, False, HOPPER)
-    assert (plan.m, plan.n) == (128, 192)  # 170.6; 128 x 256: 175.9
+    plan = choose(_added(_gemm(50_176, 1024, 256), _operand(3, "arena", 50_176, 1024)), 64, True, HOPPER)
+    assert (plan.m, plan.n, plan.tma_store) == (128, 256, True)  # 74.9; 64 x 128: 89
 
 
 def test_residuals_come_as_tiles_and_vectors_as_they_are() -> None:
