@@ -90,6 +90,7 @@ struct WinogradTiles {
 
 constexpr long WINOGRAD_PREFETCH_DISTANCE = 16 << 10;  // in bytes of weights
 constexpr int WINOGRAD_SEGMENT = 16;  // see SEGMENT_F32; shorter, because the transforms have rounding errors, too
+constexpr long WINOGRAD_CHANNELS = 256;  // whose segments are added to one sum; of more, every 256 have their own
 
 template <class D, int M> struct WinogradPlan {
   static_assert(D::R == 3 && D::S == 3 && D::G == 1 && D::stride_h == D::stride_w && D::dil_h == 1 && D::dil_w == 1,
@@ -116,7 +117,8 @@ template <class D, int M> struct WinogradPlan {
   // An odd number of cache lines: the transform of one tile writes to all points, which must be in different cache
   // sets.
   static constexpr long POINT_BYTES = (ceil_div(T * ROW_BYTES, 64) | 1) * 64;
-  static constexpr long TRANSFORMED = POINTS * POINT_BYTES, PRODUCT = POINTS * TILE_ROWS * PANEL * 4;
+  static constexpr long SUMS = POINTS * TILE_ROWS * PANEL;  // and those of one point's next part
+  static constexpr long TRANSFORMED = POINTS * POINT_BYTES, PRODUCT = (SUMS + TILE_ROWS * PANEL) * 4;
   static constexpr long ZEROS = align64(D::C * 4) + 64, OFFSETS = align64(T * 4), NEEDS_DIRECT = align64(T);
   static constexpr long TILE_TABLE = T * (long)sizeof(WinogradTile);
   static constexpr long BYTES = TRANSFORMED + PRODUCT + ZEROS + OFFSETS + NEEDS_DIRECT + TILE_TABLE;
@@ -341,11 +343,28 @@ NPU_NOINLINE void winograd_direct(const TX* const* pixels, const float* u, const
   for (int i = 0; i < M; i++) winograd_row<D, F>(y[i], i, at, epi);
 }
 
+// Computes a tile of the products of one point, of up to PART of C channels at once. Sums of later parts are computed in
+// `buffer`, and added.
+template <long C, long PART> NPU_INLINE void winograd_product(TileFn compute, TileArgs a, int rows, float* buffer) {
+  float* const sums = (float*)a.acc;
+  for (long first = 0; first < C; first += PART) {
+    a.len = (int)min_of(PART, C - first);
+    a.acc = first > 0 ? buffer : sums;
+    compute(a);
+    for (int row = 0; first > 0 && row < rows * PANEL; row += PANEL)
+      for (int i = row; i < row + TILE_COLS; i += VL)
+        store_bytes(sums + i, load_bytes<vf>(sums + i) + load_bytes<vf>(buffer + i));
+    a.x += a.len * 4, a.w += a.len * PANEL * 4, a.prefetch += a.len * PANEL * 4;
+  }
+}
+
 template <class D, int M, class TX, class Epi>
 NPU_NOINLINE void conv2d_winograd(const TX* x, const float* u, Epi& epi, Thread& th, int* counter) {
   using Plan = WinogradPlan<D, M>;
   using F = typename Plan::F;
-  constexpr int SEGMENT = is_same<TX, float>::value ? WINOGRAD_SEGMENT : SEGMENT_16;
+  constexpr bool FLOAT = is_same<TX, float>::value;
+  constexpr int SEGMENT = FLOAT ? WINOGRAD_SEGMENT : SEGMENT_16;
+  constexpr long LONGEST = FLOAT ? WINOGRAD_CHANNELS : D::C;
   char* transformed = th.scratch;
   float* product = (float*)(transformed + Plan::TRANSFORMED);
   TX* zeros = (TX*)((char*)product + Plan::PRODUCT);
@@ -373,14 +392,14 @@ NPU_NOINLINE void conv2d_winograd(const TX* x, const float* u, Epi& epi, Thread&
       const int parts = (int)min_of(PANEL / TILE_COLS, ceil_div(D::K - col, TILE_COLS));
       for (int t = 0, first = 0; t < tiles.count; t++) {
         const int rows = tiles.rows + (t < tiles.tall);
-        TileArgs a{transformed, off + first, &no_tap, 1, (int)D::C, nullptr, nullptr, SEGMENT, nullptr, 0};
+        TileArgs a{transformed, off + first, &no_tap, 1, 0, nullptr, nullptr, SEGMENT, nullptr, 0};
         for (int point = 0; point < Plan::POINTS; point++, a.x += POINT_BYTES) {
           const char* w = (const char*)u + pn * Plan::PANEL_BYTES + point * D::C * PANEL * 4;
           a.prefetch = t == 0 ? w + WINOGRAD_PREFETCH_DISTANCE : w;
           for (int part = 0; part < parts; part++) {
             a.w = w + part * TILE_COLS * 4;
             a.acc = product + point * TILE_ROWS * PANEL + part * TILE_COLS;
-            (t < tiles.tall ? tiles.tall_fn : tiles.fn)(a);
+            winograd_product<D::C, LONGEST>(t < tiles.tall ? tiles.tall_fn : tiles.fn, a, rows, product + Plan::SUMS);
           }
         }
         for (int r = 0; r < rows; r++) {
