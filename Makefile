@@ -24,6 +24,7 @@ test-metal: $(VENV)/metal.stamp
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 # The pages of the documentation that scripts write, in both languages.

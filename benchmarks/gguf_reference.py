@@ -93,9 +93,7 @@ def _layer(x: Any, w: dict[str, Any], config: dict[str, Any]) -> Any:
 
     y = _norm(x, w["attn_norm.weight"], config)
     heads = (config["num_attention_heads"], *[config["num_key_value_heads"]] * 2)
-    q, k, v = (
-        project(y, f"attn_{name}").view(n, h, -1).transpose(0, 1) for name, h in zip("qkv", heads, strict=True)
-    )
+    q, k, v = (project(y, f"attn_{name}").view(n, h, -1).transpose(0, 1) for name, h in zip("qkv", heads, strict=True))
     mixed = scaled_dot_product_attention(
         _rotated(q, config)[None], _rotated(k, config)[None], v[None], is_causal=True, enable_gqa=True
     )

@@ -197,9 +197,7 @@ class _Lowering:
                 out.append(value)
                 continue
             shares = _view_chain(value)[1] in bases
-            copied = node.attrs.get("copy") is True or (
-                name in MAY_COPY and not _shares_memory(name, inputs[0], value)
-            )
+            copied = node.attrs.get("copy") is True or (name in MAY_COPY and not _shares_memory(name, inputs[0], value))
             if shares and (name not in VIEW_OPS or copied):
                 value = fresh(value)
             elif not shares and name in VIEW_OPS - MAY_COPY:
