@@ -22,6 +22,7 @@ from typing import BinaryIO
 
 from . import env
 from .files import atomic_file, is_temporary, remove_leftovers
+from .turns import turn
 
 _log = logging.getLogger(__name__)
 
@@ -82,8 +83,19 @@ class Cache:
             self._warn(f"the cache in {root} is not used: {self.obstacle}")
 
     def _path(self, key: str) -> Path:
-        digest = hashlib.sha256(key.encode()).hexdigest()
+        digest = _digest(key)
         return self.root / digest[:2] / digest[2:]
+
+    def turn(self, key: str, work: str) -> contextlib.AbstractContextManager[None]:
+        """Return a lock for a ``with`` statement: processes and threads that miss the entry of ``key`` take turns, and
+        all but the first one find it. Look for the entry again inside; ``work`` and the limits are those of
+        :func:`turns.turn`. Nobody waits if the cache is not used."""
+        if not self.limit:
+            return contextlib.nullcontext()
+        folder = self.root / "turns"
+        with contextlib.suppress(OSError):  # it cannot be written, and then nobody would find an entry
+            make_folders(folder)
+        return turn(folder / _digest(key), work)
 
     def get(self, key: str) -> bytes | None:
         """Return the bytes stored under ``key``, or ``None``; a hit counts as a use."""
@@ -203,6 +215,10 @@ class Cache:
             with contextlib.suppress(OSError):
                 path.unlink()
                 total -= size
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
 
 
 def _seal(key: str, data: bytes | memoryview) -> bytes:

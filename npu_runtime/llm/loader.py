@@ -163,21 +163,30 @@ class Loader:
         activations = source.activations(self.target) if self._activations == AUTO else self._activations
         options = f"{manifest.max_len} {self._scoring} {self._fast} {self._kv_cache} {activations} {stored}"
         key = f"program {manifest.identity} {options} {self._compiler}"
-        known = self._programs.get(key)
-        if known is not None:
-            recipes = known[:_DIGEST].decode()
-            self._begin_reading(_weight_key(source, recipes))
-            # The cache has verified these bytes, so the checks of the file format are not needed.
-            return program_from_plain(msgpack.unpackb(known[_DIGEST:]), CompiledProgram), recipes, manifest
-        with progress.step(f"compiling {manifest.name}"):
-            formats = source.stored_formats(self.target)
-            own = (self._scoring, self._fast, self._kv_cache, formats, activations)
-            wanted = CompileOptions(self.target, manifest.max_len, *own)
-            program = source.compile(wanted, apart)
-        recipes = _recipe_digest(program)
-        self._programs.put(key, recipes.encode() + msgpack.packb(program_to_plain(program)))
+        if (known := self._known(key, source)) is not None:
+            return *known, manifest
+        with self._programs.turn(key, f"compiling {manifest.name}"):
+            if (known := self._known(key, source)) is not None:
+                return *known, manifest
+            with progress.step(f"compiling {manifest.name}"):
+                formats = source.stored_formats(self.target)
+                own = (self._scoring, self._fast, self._kv_cache, formats, activations)
+                wanted = CompileOptions(self.target, manifest.max_len, *own)
+                program = source.compile(wanted, apart)
+            recipes = _recipe_digest(program)
+            self._programs.put(key, recipes.encode() + msgpack.packb(program_to_plain(program)))
         self._programs.trim()
         return program, recipes, manifest
+
+    def _known(self, key: str, source: _CheckpointFiles) -> tuple[CompiledProgram, str] | None:
+        """Return a program of the cache and the digest of its recipes, and begin to read its packed weights."""
+        known = self._programs.get(key)
+        if known is None:
+            return None
+        recipes = known[:_DIGEST].decode()
+        self._begin_reading(_weight_key(source, recipes))
+        # The cache has verified these bytes, so the checks of the file format are not needed.
+        return program_from_plain(msgpack.unpackb(known[_DIGEST:]), CompiledProgram), recipes
 
     def _begin_reading(self, key: str) -> None:
         """Start reading packed weights, if the cache has them, in another thread while this one unpacks the program."""

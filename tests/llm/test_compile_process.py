@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ pytest.importorskip("tokenizers")
 
 from npu_compiler.artifact.serialize import program_to_plain
 from npu_compiler.support.progress import Step, listening
-from npu_runtime.llm import compile_process
+from npu_runtime.llm import compile_process, loader
 from npu_runtime.llm.compile_process import CompileOptions, compile_apart
 from npu_runtime.llm.loader import Loader
 
@@ -67,3 +68,18 @@ def test_an_interrupt_ends_the_process(processes: list[Any], monkeypatch: pytest
 
 def test_a_process_that_has_imported_pytorch_compiles_itself(tmp_path: Path) -> None:
     assert compile_apart(tmp_path / "none", None, OPTIONS) is None
+
+
+def test_loads_at_once_compile_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = small_model.write_model(tmp_path / "small")
+    monkeypatch.setenv("NPU_CACHE_DIR", str(tmp_path / "cache"))
+    compiled, compile_checkpoint = [], loader.compile_checkpoint
+
+    def counted(checkpoint: Any, options: CompileOptions) -> Any:
+        compiled.append(options)
+        return compile_checkpoint(checkpoint, options)
+
+    monkeypatch.setattr(loader, "compile_checkpoint", counted)
+    with ThreadPoolExecutor(2) as pool:
+        programs = list(pool.map(lambda _: Loader("cpu", None, 32, scoring=True).load(path)[0], range(2)))
+    assert len(compiled) == 1 and program_to_plain(programs[0]) == program_to_plain(programs[1])

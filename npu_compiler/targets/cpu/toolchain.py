@@ -102,6 +102,24 @@ class _Build:
             raise ToolchainError(f"linking failed: {run.first_error()}\n  command: {shlex.join(command)}")
         return _object_bytes(place.folder / "program.so", command)
 
+    def shared_object(self, units: Mapping[str, tuple[str, str]], link: Sequence[str], jobs: int) -> bytes:
+        """Compile ``units`` (key -> name, text) in ``jobs`` processes at a time, and link them."""
+        with workplace() as place, progress.step("compiling C++", len(units) + 1) as step:
+
+            def unit(key: str, name: str, text: str) -> Path:
+                made = self.compile(name, text, key, place)
+                step.advance()
+                return made
+
+            with ThreadPoolExecutor(jobs) as pool:
+                pending = [pool.submit(unit, key, name, text) for key, (name, text) in units.items()]
+                try:
+                    objects = [future.result() for future in pending]
+                except BaseException:
+                    place.stop("another unit failed, or the build was interrupted")
+                    raise
+            return self.link(objects, link, place)
+
 
 def _object_bytes(path: Path, command: Sequence[str]) -> bytes:
     """Return the bytes that a compiler wrote to ``path``. Raises ``ToolchainError`` unless they are an object file."""
@@ -152,25 +170,13 @@ def build_shared(
         units.setdefault(f"object {common} {text} {headers.digest(source)}", (name, source))
     link = link_flags(compiler.kind, march, machine, system)
     whole = f"shared {common} {link} {[*units]}"
-    known = cache.get(whole)
-    if known is not None:
+    if (known := cache.get(whole)) is not None:
         return known
     build = _Build(compiler, flags, include, cache, timeout)
-    with workplace() as place, progress.step("compiling C++", len(units) + 1) as step:
-
-        def unit(key: str, name: str, text: str) -> Path:
-            made = build.compile(name, text, key, place)
-            step.advance()
-            return made
-
-        with ThreadPoolExecutor(jobs or env.compile_jobs()) as pool:
-            pending = [pool.submit(unit, key, name, text) for key, (name, text) in units.items()]
-            try:
-                objects = [future.result() for future in pending]
-            except BaseException:
-                place.stop("another unit failed, or the build was interrupted")
-                raise
-        result = build.link(objects, link, place)
-    cache.put(whole, result)
+    with cache.turn(whole, "compiling C++"):
+        if (known := cache.get(whole)) is not None:
+            return known
+        result = build.shared_object(units, link, jobs or env.compile_jobs())
+        cache.put(whole, result)
     cache.trim()
     return result

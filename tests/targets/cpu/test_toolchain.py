@@ -251,7 +251,7 @@ with tempfile.NamedTemporaryFile(suffix=".so") as file:
 
 
 @needs_cxx
-def test_concurrent_processes_share_a_cache(cache_dir: Path) -> None:
+def test_processes_that_build_the_same_at_once_compile_it_once(cache_dir: Path, counting: Path) -> None:
     processes = [
         subprocess.Popen([sys.executable, "-c", _CONCURRENT], cwd=ROOT, text=True,
                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -260,6 +260,7 @@ def test_concurrent_processes_share_a_cache(cache_dir: Path) -> None:
     outputs = [process.communicate(timeout=100) for process in processes]
     assert [stdout.strip() for stdout, _ in outputs] == ["6"] * 4, outputs
     assert [stderr for _, stderr in outputs] == [""] * 4
+    assert _runs(counting) == (4, 1)
     assert not [path for path in _entries(cache_dir) if is_temporary(path.name)]
 
 
