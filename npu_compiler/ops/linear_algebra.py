@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import reduce
+from functools import cache
 
 from ..graph.expr import index, load, maximum
 from ..graph.graph import Value
@@ -317,8 +317,37 @@ def tensordot(self: Value, other: Value, dims_self: list[int], dims_other: list[
 
 @lowers(
     "aten.linalg_multi_dot.default",
-    samples=[S([t(2, 3), t(3, 4)]), S([t(2, 3), t(3, 4), t(4, 5)]), S([t(2, 3), t(3, 2), t(2, 4), t(4, 1)])],
+    samples=[
+        S([t(2, 3), t(3, 4)]),
+        S([t(2, 3), t(3, 4), t(4, 5)]),
+        S([t(2, 3), t(3, 2), t(2, 4), t(4, 1)]),
+        S([t(3), t(3, 4), t(4)]),
+    ],
 )
 def multi_dot(tensors: list[Value]) -> Value:
-    """The product of several matrices, from left to right."""
-    return reduce(product, tensors)
+    """The product of several matrices, in the order of fewest multiplications.
+
+    Of equal orders, from left to right. Products are rounded to the matrices' dtype.
+    """
+    shapes = [x.shape for x in tensors]
+    rows = [1 if len(shapes[0]) == 1 else shapes[0][0], *(s[0] for s in shapes[1:])]
+    sizes = [*rows, 1 if len(shapes[-1]) == 1 else shapes[-1][1]]  # of matrix i: sizes[i] x sizes[i + 1]
+
+    @cache
+    def best(first: int, end: int) -> tuple[int, int]:
+        """Return the multiplications of matrices first .. end - 1, and where the last one divides them."""
+        if end - first == 1:
+            return 0, end
+        cost, at = min(
+            (best(first, at)[0] + best(at, end)[0] + sizes[first] * sizes[at] * sizes[end], -at)
+            for at in range(first + 1, end)
+        )
+        return cost, -at
+
+    def multiplied(first: int, end: int) -> Value:
+        at = best(first, end)[1]
+        if end - first == 1:
+            return tensors[first]
+        return product(multiplied(first, at), multiplied(at, end)).cast(tensors[0].dtype)
+
+    return multiplied(0, len(tensors))

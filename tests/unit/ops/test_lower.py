@@ -11,6 +11,7 @@ from npu_compiler.aten.ir import IRGraph, OpNode, StateUpdate, TensorSpec
 from npu_compiler.aten.json_reader import load_ir
 from npu_compiler.graph import interp
 from npu_compiler.graph.graph import Graph
+from npu_compiler.ops import lower_call
 from npu_compiler.ops.lower import lower_ir
 from npu_compiler.pipeline import run_phases
 from npu_compiler.support import dtypes
@@ -351,3 +352,23 @@ def test_phases_without_taps_have_the_dtype_of_the_others(dims: int) -> None:
     graph = lower_ir(recorded(layer, torch.zeros(1, 4, *[5] * dims).half()))
     parts = [n for n in graph.nodes if n.op == "concat"]
     assert parts and all(v.dtype == n.out.dtype for n in parts for v in n.inputs)
+
+
+def test_several_matrices_are_multiplied_in_the_order_of_fewest_multiplications() -> None:
+    """Of equal orders, from left to right; products that another one reads are rounded, so that both operands of every
+    product have the matrices' dtype."""
+
+    def sizes(*matrices: tuple[int, int]) -> list[tuple[int, ...]]:
+        graph = Graph()
+        inputs = [graph.input(str(i), m, "bfloat16") for i, m in enumerate(matrices)]
+        attrs = {"_tensor_list_sizes": [len(matrices)]}
+        (y,) = (r for r in lower_call(graph, "aten.linalg_multi_dot.default", inputs, attrs) if r is not None)
+        graph.outputs.append(("y", y))
+        products = [n for n in graph.nodes if n.op == "matmul"]
+        assert {x.dtype for n in products for x in n.inputs} == {"bfloat16"}
+        return [n.out.shape for n in products]
+
+    assert sizes((50, 2), (2, 50), (50, 1)) == [(2, 1), (50, 1)]
+    assert sizes((1, 50), (50, 2), (2, 50)) == [(1, 2), (1, 50)]
+    assert sizes((4, 4), (4, 4), (4, 4)) == [(4, 4), (4, 4)]
+    assert sizes((9, 2), (2, 8), (8, 3), (3, 9)) == [(2, 3), (2, 9), (9, 9)]
