@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from .artifact.program import CompiledProgram
@@ -94,6 +95,7 @@ class State:
     weights: WeightFormats = field(default_factory=WeightFormats)
     one_row: frozenset[str] = frozenset()  # keys of weights that products of one row read, in any entry point
     after_rewrite: Callable[[int, ScheduleRewrite, bool], bool] | None = None  # see run_rewrites
+    dump: Path | None = None  # where each phase and rewrite writes its result
 
     def run_pass(self, name: str, f: Callable[[Graph], Any]) -> None:
         """Run a pass unless it is disabled."""

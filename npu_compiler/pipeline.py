@@ -112,17 +112,20 @@ def run_phases(
     weights: Weights = None,
     entry: str = "main",
     float32_precision: str = "highest",
+    dump: Path | None = None,
 ) -> State:
     """Run the compiler up to and including ``until``, a phase or a rewrite of the target (default: all).
 
-    ``entry``: the name of the entry point, which dumped files start with unless it is 'main'."""
+    ``entry``: the name of the entry point, which dumped files start with unless it is 'main'. ``dump``: the directory
+    for these files (default ``NPU_DUMP``)."""
     config, phases = _config(target, float32_precision), [name for name, _, _ in PHASES]
     rewrites = [r.name for r in get_target(target).rewrites]
     if until is not None and until not in (*phases, *rewrites):
         known = f"phases are: {', '.join(phases)}; rewrites of {target}: {', '.join(rewrites)}"
         raise CompileError(f"unknown phase {until!r}; {known}")
     off = _switches(disable, target)
-    return _run(State(ir, config, _storage(dtype), off, entry=entry, weights=_formats(weights, config)), 0, until)
+    formats, dump = _formats(weights, config), dump or env.dump_dir()
+    return _run(State(ir, config, _storage(dtype), off, entry=entry, weights=formats, dump=dump), 0, until)
 
 
 def _storage(dtype: Any) -> str | None:
@@ -206,7 +209,7 @@ def _name(state: State) -> str:
 
 
 def _trace(state: State, number: str, name: str, seconds: float | None = None) -> None:
-    """Log (``NPU_DEBUG``) and write (``NPU_DUMP``) the program after a phase or a rewrite."""
+    """Log (``NPU_DEBUG``) and write (``state.dump``) the program after a phase or a rewrite."""
     if seconds is not None:
         _log.info("%-10s %8.1f ms  %d nodes", name, seconds * 1e3, len(state.graph.nodes))
     elif state.schedule is not None:
@@ -215,17 +218,17 @@ def _trace(state: State, number: str, name: str, seconds: float | None = None) -
         _log.log(log.KERNELS, "%s", _kernels(state))
     elif _log.isEnabledFor(log.GRAPHS):
         _log.log(log.GRAPHS, "%s", dump(state))
-    if (folder := env.dump_dir()) is not None:
+    if state.dump is not None:
         stem = "_".join(re.sub(r"\W", "_", part) for part in (state.entry, number, name) if part != "main")
-        _write_dump(folder / f"{stem}.txt", dump(state) + "\n")
+        _write_dump(state.dump / f"{stem}.txt", dump(state) + "\n")
 
 
-def _trace_sources(program: CompiledProgram) -> None:
-    """Print or write the sources. Those of a partition of a mixed model get a folder with the entry point's name."""
+def _trace_sources(program: CompiledProgram, folder: Path | None) -> None:
+    """Print the sources, or write them into ``folder``. Those of a partition of a mixed model get a folder with the entry point's name."""
     part = next(iter(program.entries)) if len(program.entries) == 1 and "main" not in program.entries else ""
     for file, text in program.sources.items():
         _log.log(log.SOURCES, "// %s\n%s", file, text)
-        if (folder := env.dump_dir()) is not None:
+        if folder is not None:
             _write_dump(folder / part / file, text)
 
 
@@ -279,9 +282,11 @@ def compile_ir(
     float32_precision: str = "highest",
     speed_over_memory: bool = False,
     activations: str | None = None,
+    dump: Path | None = None,
 ) -> CompiledProgram:
-    """Run all phases and return the artifact. Arguments and errors are those of :func:`npu_compiler.compile`."""
-    options = (dtype, disable, weights, float32_precision, speed_over_memory, activations)
+    """Run all phases and return the artifact. Arguments and errors are those of :func:`npu_compiler.compile`, and
+    ``dump`` is that of :func:`run_phases`."""
+    options = (dtype, disable, weights, float32_precision, speed_over_memory, activations, dump)
     return compile_entries({"main": ir}, target, *options)
 
 
@@ -294,6 +299,7 @@ def compile_entries(
     float32_precision: str = "highest",
     speed_over_memory: bool = False,
     activations: str | None = None,
+    dump: Path | None = None,
 ) -> CompiledProgram:
     """Compile several graphs of one model (a prefill and a decode step, say) into entry points of one program, which
     share weights and state.
@@ -304,11 +310,12 @@ def compile_entries(
     format raises ``IncompressibleError``. ``speed_over_memory``: where products of several rows cannot read a format,
     store the elements as well, instead of decoding them in every run. ``activations``: one of ``dtypes.ACTIVATIONS``,
     to which rows of activations are quantised in front of matrices in fp8 formats; None: they keep their precision.
+    ``dump``: see :func:`run_phases`.
     """
     off, kind = _switches(disable, target), _storage(dtype)
     config = _config(target, float32_precision, speed_over_memory, activations)
-    formats = _formats(weights, config)
-    states = {n: State(ir, config, kind, off, entry=n, weights=formats) for n, ir in irs.items()}
+    formats, dump = _formats(weights, config), dump or env.dump_dir()
+    states = {n: State(ir, config, kind, off, entry=n, weights=formats, dump=dump) for n, ir in irs.items()}
     first = 0
     if len(states) > 1 and formats.default is not None and formats.default.lossless:
         for s in states.values():
@@ -360,7 +367,8 @@ def run_graph(
 ) -> State:
     """Run the phases on a core graph, which is changed, from ``normalise`` up to and including ``until``."""
     config = _config(target, float32_precision)
-    return _run(State(None, config, None, _switches(disable, target), graph, entry=entry), 1, until)
+    off, dump = _switches(disable, target), env.dump_dir()
+    return _run(State(None, config, None, off, graph, entry=entry, dump=dump), 1, until)
 
 
 def _link(states: Mapping[str, State]) -> CompiledProgram:
@@ -376,7 +384,7 @@ def _link(states: Mapping[str, State]) -> CompiledProgram:
     with log.debugging(), progress.step(f"generating code for {name}"):
         locations = {n: _locations(s) for n, s in states.items()}
         program = link(name, dtype, entries, get_target(first.config), spec, locations)
-        _trace_sources(program)
+        _trace_sources(program, first.dump)
     return program
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from ..artifact.program import CompiledProgram
@@ -25,14 +26,16 @@ def compile_plan(
     float32_precision: str = "highest",
     speed_over_memory: bool = False,
     activations: str | None = None,
+    dump: Path | None = None,
 ) -> CompiledProgram | MixedProgram:
     """Compile the NPU partitions of ``plan``, which was made for ``target``.
 
     Returns a :class:`CompiledProgram` if one NPU partition computes the whole model, else a :class:`MixedProgram`, in
-    which the entry point of partition n is named 'pn'. For the other arguments and the errors see
+    which the entry point of partition n is named 'pn'. ``dump``: the directory where every phase writes its graph, and
+    code generation the sources (default ``NPU_DUMP``). For the other arguments and the errors see
     :func:`npu_compiler.compile`.
     """
-    options = (target, dtype, disable, weights, float32_precision, speed_over_memory, activations)
+    options = (target, dtype, disable, weights, float32_precision, speed_over_memory, activations, dump)
     if plan.on_npu:
         return compile_ir(plan.ir, *options)
     compiled = {

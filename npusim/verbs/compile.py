@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +36,6 @@ def run(args: argparse.Namespace) -> Result:
     from npu_compiler.support.text import si
 
     target = args.target or default_target()
-    if args.dump:
-        os.environ["NPU_DUMP"] = args.dump
     ir, weights, _ = read_model(args.model, args.batch)
     if args.weight_errors and weights is None:
         raise InputError(f"--weight-errors compares with the weights, which {args.model} does not have")
@@ -46,7 +43,14 @@ def run(args: argparse.Namespace) -> Result:
     if args.until is not None and args.until != PHASES[-1][0]:
         return _until(args, plan, target)
     activations = None if args.activations == "auto" else args.activations
-    options = (args.disable, args.weight_format, args.float32_precision, args.speed_over_memory, activations)
+    options = (
+        args.disable,
+        args.weight_format,
+        args.float32_precision,
+        args.speed_over_memory,
+        activations,
+        _dump_folder(args),
+    )
     program = compile_plan(plan, target, args.dtype, *options)
     builtin = BUILTINS.get(args.model)
     if builtin is not None and builtin.weights is None:
@@ -90,6 +94,10 @@ def _weight_errors(
     return error_blocks(errors)
 
 
+def _dump_folder(args: argparse.Namespace) -> Path | None:
+    return Path(args.dump).expanduser() if args.dump else None
+
+
 def _shortened(names: list[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
@@ -99,7 +107,7 @@ def _until(args: argparse.Namespace, plan: PartitionPlan, target: str) -> Result
     from npu_compiler.pipeline import dump, run_phases
 
     def text(ir: IRGraph, entry: str) -> str:
-        options = (args.disable, args.until, args.weight_format, entry, args.float32_precision)
+        options = (args.disable, args.until, args.weight_format, entry, args.float32_precision, _dump_folder(args))
         return dump(run_phases(ir, target, args.dtype, *options))
 
     if plan.on_npu:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -117,14 +118,12 @@ def test_an_op_that_can_run_nowhere_is_found_by_compile(tmp_path: Path, capsys: 
     assert not output.exists()
 
 
-def test_every_partition_is_dumped(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("NPU_DUMP", raising=False)
+def test_every_partition_is_dumped(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["compile", str(folder / "small.json"), "--dump", str(tmp_path), "--disable", "layout"]
     assert cli.main([*argv, "-o", str(tmp_path / "m.npubin")]) == 0
     names = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*.*")}
     assert {"p0_0_lower.txt", "p2_0_lower.txt", "p2_7_memory.txt", "p0/main.cpp", "p2/main.cpp"} <= names
+    assert "NPU_DUMP" not in os.environ
     assert not {n for n in names if n.startswith("0_")}
     assert cli.main(["compile", str(folder / "small.json"), "--until", "memory"]) == 0
     assert "partition 2\n" in capsys.readouterr().out
