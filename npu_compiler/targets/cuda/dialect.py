@@ -16,6 +16,7 @@ from .devices import DEFAULT, DEVICES, CUDADevice
 from .dual_conv import emit_dual_conv, supports_dual_conv
 from .flash import emit_wgmma_flash, supports_attention
 from .pooled_conv import emit_pooled_conv, supports_pooled_conv
+from .pooled_rows import emit_pooled_rows, supports_pooled_rows
 from .tma_conv import emit_tma_conv, supports_tma_conv
 from .tma_gemm import column_tiles, emit_tma_gemm, supports_tma
 
@@ -95,6 +96,7 @@ HOPPER = replace(
         special(Conv2d, lambda k, _: supports_tma(k), emit_tma_gemm),
         special(DualConv2d, supports_dual_conv, emit_dual_conv),
         special(B2bConv2d, supports_b2b_conv, emit_b2b_conv),
+        special(PooledConv2d, supports_pooled_rows, emit_pooled_rows),
         special(PooledConv2d, supports_pooled_conv, emit_pooled_conv),
         special(Attention, lambda k, dialect: is_flash(k, dialect) and supports_attention(k), emit_wgmma_flash),
     ),

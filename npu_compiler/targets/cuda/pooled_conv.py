@@ -25,7 +25,7 @@ def supports_pooled_conv(kernel: PooledConv2d, dialect: Dialect) -> bool:
     """Whether :func:`emit_pooled_conv` supports ``kernel``: the pool has its window, warpgroups share every line
     evenly, and there are enough images."""
     conv, device = in_lines(kernel.conv), device_of(dialect)
-    if conv is None or not _is_max_pool(kernel.pool) or not kernel.pool.outputs[0].contiguous:
+    if conv is None or not is_max_pool(kernel.pool) or not kernel.pool.outputs[0].contiguous:
         return False
     images, oh, ow, k = conv.outputs[0].shape
     if k != COLUMNS or not supports_tma_store(conv) or residual_of(conv) != -1:
@@ -45,7 +45,7 @@ def emit_pooled_conv(kernel: PooledConv2d, dialect: Dialect) -> Emission:
     return PooledTmaConv(kernel, dialect, plan).emit()
 
 
-def _is_max_pool(pool: Loops) -> bool:
+def is_max_pool(pool: Loops) -> bool:
     """Whether ``pool`` computes maxima of windows of ``WINDOW`` x ``WINDOW`` pixels, ``STRIDE`` apart."""
     o, body = pool.inputs[0], pool.body
     if len(o.shape) != 4 or body.domain[4:] != (WINDOW, WINDOW) or len(body.stages) != 2:

@@ -55,7 +55,7 @@ def in_lines(kernel: Conv2d) -> Conv2d | None:
         return None
     if any(s <= 0 or s % 8 for s in pixel_strides(a)) or a.strides[3] != 1:
         return None
-    if _is_rows(units):
+    if is_rows(units):
         fits = a.shape[3] == ROW and units.kernel_size[1] == 1 and tuple(units.padding) == (0, 0, 0, 0)
     else:
         _, oh, ow, _ = units.outputs[0].shape
@@ -74,7 +74,8 @@ def emit_tma_conv(kernel: Conv2d, dialect: Dialect) -> Emission:
     return TmaConv(kernel, dialect, plan).emit()
 
 
-def _is_rows(kernel: Conv2d) -> bool:
+def is_rows(kernel: Conv2d) -> bool:
+    """Whether the lines are of an image in the layout of ``image_rows.py``."""
     return kernel.inputs[0].strides[2] == APART
 
 
@@ -94,7 +95,7 @@ def _enough(device: CUDADevice) -> int:
 def _min_bands(kernel: Conv2d, device: CUDADevice) -> int:
     """Return the fewest bands of a supported kernel. Those of an image are fast to load, so thread blocks share
     them."""
-    return blocks(_enough(device), max(1, _tiles(kernel) // 2) if _is_rows(kernel) else 1)
+    return blocks(_enough(device), max(1, _tiles(kernel) // 2) if is_rows(kernel) else 1)
 
 
 def _lines(kernel: Conv2d) -> int:
@@ -102,16 +103,16 @@ def _lines(kernel: Conv2d) -> int:
     return (BLOCK - 1) * kernel.stride[0] + (kernel.kernel_size[0] - 1) * kernel.dilation[0] + 1
 
 
-def _pitch(kernel: Conv2d) -> int:
+def line_pitch(kernel: Conv2d) -> int:
     """Return the elements between two lines in shared memory."""
-    if _is_rows(kernel):
+    if is_rows(kernel):
         return kernel.inputs[0].strides[1]
     over = (kernel.kernel_size[1] - 1) * kernel.dilation[1]
     return (_tiles(kernel) * BLOCK + over) * kernel.channels[0]
 
 
 def _stage(kernel: Conv2d) -> int:
-    return blocks(_lines(kernel) * _pitch(kernel), ALIGNED) * ALIGNED
+    return blocks(_lines(kernel) * line_pitch(kernel), ALIGNED) * ALIGNED
 
 
 def _filters(kernel: Conv2d, n: int) -> int:
@@ -146,10 +147,10 @@ def columns(kernel: Conv2d) -> int:
 
 def plan_fits(kernel: Conv2d, plan: Plan, nbytes: int, device: CUDADevice) -> bool:
     """Whether ``plan`` fits an SM, if a thread block needs ``nbytes`` of shared memory besides filters and lines."""
-    pitch = _pitch(kernel)
+    pitch = line_pitch(kernel)
     if not plan.n or kernel.stride[0] * pitch // 8 > MAX_PITCH:
         return False
-    if not _is_rows(kernel) and max(pitch // kernel.channels[0], _lines(kernel)) > MAX_BOX:
+    if not is_rows(kernel) and max(pitch // kernel.channels[0], _lines(kernel)) > MAX_BOX:
         return False
     total = _ring(kernel, plan.n, plan.stages) * 2 + GROUP_EXTRA + nbytes
     few = registers(plan.m, plan.n, plan.blocks_per_sm, plan.prefetch) <= device.registers
@@ -165,7 +166,7 @@ class TmaConv(TmaGemm):
     def emit(self) -> Emission:
         f, plan, kernel = self.f, self.plan, in_units(self.kernel)
         assert isinstance(kernel, Conv2d)
-        f.per_unit, rows, attrs = plan.blocks_per_sm, _is_rows(kernel), kernel
+        f.per_unit, rows, attrs = plan.blocks_per_sm, is_rows(kernel), kernel
         (images, oh, ow, k), step = kernel.outputs[0].shape, attrs.channels[0]
         weights = TileMap((self.p.k, self.p.n, 1), (self.p.k * 2, self.p.k * 2 * k), (step, plan.n, 1), step * 2)
         right = f.tile_map(kernel.rhs, weights)
@@ -183,7 +184,7 @@ class TmaConv(TmaGemm):
         flags, epilogue = self._epilogue()
         sizes = dict(
             M=self.p.m, N=self.p.n, TILE_M=plan.m, TILE_N=plan.n, STAGES=plan.stages, STEP=workgroups, IMAGES=images,
-            OH=oh, OW=ow, BANDS=bands, SHARES=shares, LINES=_lines(kernel), PITCH=_pitch(kernel),
+            OH=oh, OW=ow, BANDS=bands, SHARES=shares, LINES=_lines(kernel), PITCH=line_pitch(kernel),
             LINES_SIZE=_stage(kernel), TAPS=math.prod(attrs.kernel_size), KERNEL_W=attrs.kernel_size[1], CHANNELS=step,
             STRIDE_H=attrs.stride[0], PAD_TOP=attrs.padding[0], PAD_LEFT=attrs.padding[1], DILATION_H=attrs.dilation[0],
             DILATION_W=attrs.dilation[1], FILTER_SIZE=_filters(kernel, plan.n), OVERLAPPING=rows,
@@ -201,7 +202,7 @@ class TmaConv(TmaGemm):
         """Return the tensor map of the lines that a band reads."""
         x = kernel.inputs[0]
         n, h, w, c = x.shape
-        window = (c, _pitch(kernel) // c, _lines(kernel), 1)
+        window = (c, line_pitch(kernel) // c, _lines(kernel), 1)
         return TileMap((c, w, h, n), tuple(s * 2 for s in reversed(pixel_strides(x))), window, c * 2)
 
     def _units(self, images: int, shares: int) -> int:

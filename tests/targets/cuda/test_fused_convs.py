@@ -7,7 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+import npu_compiler
 from npu_compiler.artifact.describe import describe
 from npu_compiler.graph import interp
 from npu_compiler.graph.graph import Graph
@@ -101,6 +104,16 @@ def test_a_pool_joins_the_convolution_before_it(dtype: str) -> None:
     assert isinstance(kernel, PooledConv2d) and kernel.conv.outputs[0].buffer.kind == "scratch"
     assert kernel.pool.inputs == kernel.conv.outputs and kernel.inputs == kernel.conv.inputs
     assert "MaxPool<" in text and "IMAGES = 2" in text
+
+
+@cuda_gpu.compiles()
+def test_an_image_is_pooled_line_by_line() -> None:
+    """The lines of an image are columns of wgmma if it has an instruction for so many pixels."""
+    for width, expected in ((224, True), (320, False)):
+        model = nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Conv2d(64, 8, 1))
+        ir = npu_compiler.capture(model.half().eval(), (torch.zeros(16, 3, 32, width, dtype=torch.float16),))
+        kernels = npu_compiler.compile(ir, "cuda:sm_90").sources["kernels.cu"]
+        assert ('#include "pooled_rows.h"' in kernels) == expected
 
 
 @pytest.mark.parametrize(

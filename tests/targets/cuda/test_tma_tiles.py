@@ -358,6 +358,8 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Args]]] = {
     "lines-residual": lambda: residual(24, 64, 50, 3),
     "pool": lambda: (nn.Sequential(nn.Conv2d(8, 64, 1), nn.MaxPool2d(3, 2, 1)), (torch.randn(8, 8, 57, 57),)),
     "pool-image": lambda: pooled(200, (96, 64), 3, 64, 7, 2, 3),
+    "pool-image-rows": lambda: pooled(16, (224, 224), 3, 64, 7, 2, 3),
+    "pool-image-odd": lambda: pooled(20, (84, 256), 3, 64, 5, 2, 2),
     "pool-lines": lambda: pooled(130, (16, 32), 64, 64, 3, 1, 1),
     "bottlenecks": lambda: bottlenecks(65, 33, 64),
     "bottlenecks-128": lambda: bottlenecks(22, 56, 128),

@@ -37,6 +37,7 @@ INLINE float round_bf16(float x) {
 
 INLINE float subgroup_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 INLINE int subgroup_xor(int x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+INLINE uint subgroup_from(uint x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
 INLINE double subgroup_xor(double x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 INLINE float subgroup_sum(float x) {
 #pragma unroll

@@ -11,6 +11,8 @@ template <int N, class Sum = float> struct WgmmaC { Sum v[N / 2]; };
 // counts units of two bytes: T is f16, bf16, or two elements of 8 bits (u8s8, e4m3x2).
 // wgmma_k16(c, a, b, NMajor<T>*): B is [16, N].
 // wgmma_k16(c, a, b): A from registers, and B is [16, N].
+// wgmma_k16(c, a, b, accumulate): A from registers, of signed 8-bit elements if B has unsigned ones; if not
+// `accumulate`, C is overwritten.
 template <class T> struct NMajor;
 #define R16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define R24 R16 ", %16, %17, %18, %19, %20, %21, %22, %23"
@@ -18,6 +20,7 @@ template <class T> struct NMajor;
 #define R32 R28 ", %28, %29, %30, %31"
 #define R48 R32 ", " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define R56 R48 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define R64 R48 ", " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define R72 R64 ", %64, %65, %66, %67, %68, %69, %70, %71"
@@ -34,7 +37,8 @@ template <class T> struct NMajor;
 #define C28() C24(), C4(24)
 #define C32() C24(), C8(24)
 #define C48() C32(), C8(32), C8(40)
-#define C64() C48(), C8(48), C8(56)
+#define C56() C48(), C8(48)
+#define C64() C56(), C8(56)
 #define C72() C64(), C8(64)
 #define C96() C72(), C8(72), C8(80), C8(88)
 #define C128() C96(), C8(96), C8(104), C8(112), C8(120)
@@ -82,7 +86,27 @@ WGMMA_REGISTERS(f16, 64, R32, C32, "%32, %33, %34, %35", "%36")
 WGMMA_REGISTERS(bf16, 64, R32, C32, "%32, %33, %34, %35", "%36")
 WGMMA_REGISTERS(f16, 128, R64, C64, "%64, %65, %66, %67", "%68")
 WGMMA_REGISTERS(bf16, 128, R64, C64, "%64, %65, %66, %67", "%68")
+#define WGMMA_LEFT(T, SUM, FORM, FLAGS, N, R, C, A, B, P)                                                           \
+  INLINE void wgmma_k16(WgmmaC<N, SUM>& c, const FragA<T>& a, uint64_t b, int accumulate) {                         \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\n"                                                     \
+                 "wgmma.mma_async.sync.aligned.m64n" #N FORM " {" R "}, {" A "}, " B ", p" FLAGS ";\n}"             \
+                 : C() : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "l"(b), "r"(accumulate));              \
+  }
+#define WGMMA_LEFT_WIDTHS(T, SUM, FORM, FLAGS)                                                     \
+  WGMMA_LEFT(T, SUM, FORM, FLAGS, 32, R16, C16, "%16, %17, %18, %19", "%20", "%21")                \
+  WGMMA_LEFT(T, SUM, FORM, FLAGS, 48, R24, C24, "%24, %25, %26, %27", "%28", "%29")                \
+  WGMMA_LEFT(T, SUM, FORM, FLAGS, 64, R32, C32, "%32, %33, %34, %35", "%36", "%37")                \
+  WGMMA_LEFT(T, SUM, FORM, FLAGS, 96, R48, C48, "%48, %49, %50, %51", "%52", "%53")                \
+  WGMMA_LEFT(T, SUM, FORM, FLAGS, 112, R56, C56, "%56, %57, %58, %59", "%60", "%61")               \
+  WGMMA_LEFT(T, SUM, FORM, FLAGS, 128, R64, C64, "%64, %65, %66, %67", "%68", "%69")
+WGMMA_LEFT_WIDTHS(f16, float, "k16.f32.f16.f16", ", 1, 1, 0")
+WGMMA_LEFT_WIDTHS(bf16, float, "k16.f32.bf16.bf16", ", 1, 1, 0")
+#undef REGISTER
+#define REGISTER "+r"
+WGMMA_LEFT_WIDTHS(u8s8, int, "k32.s32.s8.u8", "")
 #undef WGMMA
+#undef WGMMA_LEFT
+#undef WGMMA_LEFT_WIDTHS
 #undef WGMMA_WIDTHS
 #undef WGMMA_N_MAJOR
 #undef WGMMA_REGISTERS
@@ -96,6 +120,8 @@ WGMMA_REGISTERS(bf16, 128, R64, C64, "%64, %65, %66, %67", "%68")
 #undef R28
 #undef C28
 #undef R32
+#undef R56
+#undef C56
 #undef C32
 #undef R48
 #undef C48
