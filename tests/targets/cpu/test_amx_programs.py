@@ -16,8 +16,10 @@ from torch.nn import functional
 
 from npu_compiler import CompiledProgram, compile
 from npu_compiler.frontend import capture, state_dict_numpy
+from npu_compiler.frontend.tensors import tensor_to_numpy
 from npu_compiler.graph.graph import Graph
 from npu_compiler.pipeline import compile_graph
+from npu_compiler.weights.format import BlockFormat, weight_format
 from npu_runtime import Executor, load_weights
 from npu_runtime.llm.model import LLM
 
@@ -73,6 +75,33 @@ def test_attention_passes_the_gate(amx: str) -> None:
     program = compile_whole(capture(model, tuple(a.bfloat16() for a in args)), target=amx)
     assert [c.kind for c in program.entries["main"].calls].count("attention") == 2
     expect(model, [args], "bfloat16").check(run(program, {}, [tuple(a.bfloat16() for a in args)]))
+
+
+class Formats(nn.Module):
+    """A product for each way to unpack weights: between products, in parts, and before the products of many rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lossless, self.coded = nn.Linear(600, 40), nn.Linear(608, 40)
+        with torch.no_grad():
+            self.lossless.weight[::9, ::70] *= 1e-20  # outliers, in all parts
+
+    def forward(self, few: torch.Tensor, many: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(p(x[:, : p.in_features]) for p in (self.lossless, self.coded) for x in (few, many))
+
+
+def test_formats(amx: str) -> None:
+    torch.manual_seed(5)
+    model, args = Formats().eval(), (torch.randn(128, 608), torch.randn(270, 608))
+    low = copy.deepcopy(model).bfloat16()
+    formats = {"coded.weight": "q8_0", "*": "bf16c12"}
+    program = compile(capture(low, tuple(a.bfloat16() for a in args)), amx, weights=formats)
+    assert {b.format for b in program.buffers if b.kind == "weight"} == {"", "bf16c12.panels", "q8_0.panels"}
+    q8_0, w = weight_format("q8_0"), tensor_to_numpy(low.coded.weight.detach())
+    assert isinstance(q8_0, BlockFormat)
+    model.load_state_dict({k: v.float() for k, v in low.state_dict().items()})
+    model.coded.weight.data = torch.from_numpy(q8_0.decode(q8_0.encode(w), 608)).float()
+    expect(model, [args], "bfloat16").check(run(program, state_dict_numpy(low), [tuple(a.bfloat16() for a in args)]))
 
 
 def test_convolution_in_phases_and_slices(amx: str) -> None:

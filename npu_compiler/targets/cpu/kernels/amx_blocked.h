@@ -103,6 +103,8 @@ NPU_INLINE void amx_epilogue_panels(const AmxSums& s, const Epi& e, int begin, i
 template <class Plan, class Epi> NPU_NOINLINE void amx_epilogue(AmxSums& s, const void* epi, int n) {
   const Epi e = *(const Epi*)epi;  // a copy, because stores could change what `epi` points to
   const int begin = s.next, end = s.next = (int)min_of(s.count, begin + n);
+  for (int p = begin; p < end && p < s.after_count; p++)
+    if (s.after[p] >= 0) e.prefetch(s.row + s.after[p], s.after_col);
   int panel = 0;
   if constexpr (AmxScratch<Plan>::SPAN > 1)  // pairs, because lines that are next to each other are stored faster
     for (; panel + 2 <= s.panels; panel += 2) amx_epilogue_panels<2, Plan>(s, e, begin, end, panel);

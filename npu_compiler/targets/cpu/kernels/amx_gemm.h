@@ -1,7 +1,8 @@
 // Matrix products on AMX tiles whose weights are read once: each thread multiplies neighbouring panels by all rows.
 //
-// Panels in a weight format are unpacked, and plain ones prefetched, between the products of the panel before. The rows
-// of a block, or a slice of them, stay in L2. Products whose weights stay in L2 run in amx_blocked().
+// Panels in a weight format are unpacked, and plain ones prefetched, between the products of the panel before; for many
+// rows, before their own products. The rows of a block, or a slice of them, stay in L2. Products whose weights stay in
+// L2 run in amx_blocked().
 #pragma once
 #include "amx_unpack.h"
 #include "operands.h"
@@ -28,9 +29,14 @@ template <class D, class TW> struct AmxPanelPlan {
   static constexpr long FITTING = max_of(2, SLICE_BYTES / (TILES * STEP_X) / 2 * 2);  // steps; formats need pairs
   static constexpr long SLICES = Q * ROW_BYTES <= ROWS_BYTES ? 1 : ceil_div(STEPS.count, FITTING);
   static constexpr long SLICE = SLICES == 1 ? STEPS.count : ceil_div(ceil_div(STEPS.count, SLICES), 2) * 2;
-  // Of a slice, L1 keeps NEAR_STEPS steps of a panel while BLOCK_PAIRS pairs of tiles are multiplied by them.
-  static constexpr bool NEAR = SLICES > 1 && Stored::PLAIN;
-  static constexpr long BLOCK_PAIRS = NEAR ? 8 : 1, NEAR_STEPS = NEAR ? 16 : SLICE;
+  // Of many rows, unpacking takes a small part of the time. Weights without scales are unpacked quickly.
+  static constexpr bool MANY = TILES >= 16, QUICK = Stored::BLOCK_UNITS == 0;
+  // A slice is multiplied in parts of PART steps: L1 keeps a part of a panel while all rows are multiplied by it. This
+  // pays if it is unpacked right there, and not if sums have to be loaded again for two panels.
+  static constexpr long WANTED = Stored::PLAIN ? 16 : 8;
+  static constexpr bool NEAR = SLICE > WANTED && (Stored::PLAIN ? SLICES > 1 : QUICK && !DUAL && !MANY && TILES >= 8);
+  static constexpr long PART = NEAR ? ceil_div(ceil_div(SLICE, ceil_div(SLICE, WANTED)), 2) * 2 : SLICE;
+  static constexpr bool KEPT = SLICES > 1 || NEAR;  // the sums of all rows of a panel
   // The most panels of a chunk: one whose rows are in slices has as many as possible, because it reads all of them.
   static constexpr long PG = SLICES > 1 ? max_of(1, min_of(NP, SUMS_BYTES / (TILES * AMX_ROWS * PANEL * 4 * PRODUCTS)))
                                         : ceil_div(NP * BLOCKS * IMAGES, 2 * AMX_LIMITS.chunks);
@@ -59,9 +65,10 @@ NPU_NOINLINE void amx_copy_rows(const bf16* a, long rows, long step0, long steps
   }
 }
 
-// A panel and a slice of the rows of a chunk. The panels of a chunk are the innermost loop, its slices the next one.
+// A part of a panel and of the rows of a chunk. The parts of a slice are the innermost loop, then the panels of a
+// chunk, then its slices.
 struct AmxItem {
-  long chunk = -1, image, block, begin, end, slice, panel;
+  long chunk = -1, image, block, begin, end, slice, panel, part = 0;
 };
 template <class Plan> struct AmxItems {
   Thread& th;
@@ -84,17 +91,29 @@ template <class Plan> struct AmxItems {
   }
   AmxItem claim() { return of(own_chunk(th, counter, count, part)); }
   bool valid(const AmxItem& i) const { return i.chunk < count; }
+  static long slice_steps(const AmxItem& i) { return min_of(Plan::SLICE, Plan::STEPS.count - i.slice * Plan::SLICE); }
   // Moves to the next item of the chunk, if there is one.
   bool advance(AmxItem& i) const {
+    if (++i.part * Plan::PART < slice_steps(i)) return true;
+    i.part = 0;
     if (++i.panel < i.end) return true;
     i.panel = i.begin;
     return ++i.slice < Plan::SLICES;
   }
 };
 
-template <class Plan> struct AmxPanelScratch : AmxScratch<Plan> {
-  using Base = AmxScratch<Plan>;
-  static constexpr long END = Base::PANELS + 2 * Base::SIDE;  // unpacked panels: of the current item and the next one
+// The scratch memory of a part of a slice.
+template <class Plan> struct AmxPart : Plan {
+  static constexpr long SLICE = Plan::PART, SLICES = Plan::KEPT ? 2 : 1, PG = Plan::SLICES > 1 ? Plan::PG : 1;
+};
+template <class Plan> struct AmxPanelScratch : AmxScratch<AmxPart<Plan>> {
+  using Base = AmxScratch<AmxPart<Plan>>;
+  // Whether parts are unpacked between the products of the one before. Their stores delay loads of tiles, which takes
+  // longer than the unpacking if there are many rows or if it is quick.
+  static constexpr bool AHEAD = Base::UNPACK && !Plan::MANY && !Plan::NEAR;
+  static constexpr long END = Base::PANELS + (1 + AHEAD) * Base::SIDE;  // of the current item, and of the next one
+  static constexpr bool BOTH = Base::UNPACK && !Base::BOTH_NEAR && (Plan::MANY || (Plan::QUICK && Plan::TILES >= 8));
+  static constexpr AmxStream STREAM = Plan::NEAR ? STREAM_X : BOTH ? STREAM_BOTH : Base::STREAM;
 };
 
 template <class D, class TW, class Epi>
@@ -104,9 +123,8 @@ NPU_INLINE void amx_panels(const bf16* x, const TW* weights, Epi& epi, Thread& t
   using S = AmxPanelScratch<Plan>;
   constexpr long PRODUCTS = Plan::PRODUCTS, STEP = Plan::STEPS.units, STEP_BYTES = STEP * BF16P::W_BYTES;
   constexpr long TILE_SUMS = AMX_ROWS * PANEL, FETCHED = STEP * Stored::UNIT_BYTES;  // bytes of a step
-  constexpr bool SLICED = Plan::SLICES > 1;
+  constexpr bool SLICED = Plan::SLICES > 1, AT_ONCE = Plan::NEAR && S::UNPACK;  // AT_ONCE: no sums wait
   constexpr long X_STEP = Plan::COPY ? Plan::STEP_X : STEP * 4;
-  constexpr AmxStream STREAM = Plan::NEAR ? STREAM_X : S::STREAM;
   AmxItems<Plan> items(th, counter);
   AmxItem now = items.claim();
   if (!items.valid(now)) return;
@@ -125,22 +143,23 @@ NPU_INLINE void amx_panels(const bf16* x, const TW* weights, Epi& epi, Thread& t
   auto panel_of = [&](const AmxItem& i) {
     return (const char*)weights + i.image * Plan::W_IMAGE_BYTES + i.panel * PRODUCTS * Plan::PRODUCT_BYTES;
   };
-  auto steps_of = [](const AmxItem& i) { return min_of(Plan::SLICE, Plan::STEPS.count - i.slice * Plan::SLICE); };
+  auto first_step = [](const AmxItem& i) { return i.slice * Plan::SLICE + i.part * Plan::PART; };
+  auto steps_of = [&](const AmxItem& i) { return min_of(Plan::PART, items.slice_steps(i) - i.part * Plan::PART); };
   int side = 0;
-  AmxUnpack<Plan> ahead;
+  AmxUnpack<AmxPart<Plan>> ahead;
   auto begin_to_unpack = [&](const AmxItem& i, long calls) {
-    const long first = i.slice * Plan::SLICE * STEP, units = min_of(steps_of(i) * STEP, Plan::UNITS - first);
+    const long first = first_step(i) * STEP, units = min_of(steps_of(i) * STEP, Plan::UNITS - first);
     ahead.begin(panel_of(i), th.scratch + S::PANELS + side * S::SIDE, PRODUCTS, first, units, calls);
   };
-  if constexpr (S::UNPACK) begin_to_unpack(now, 1), ahead.finish();
+  if constexpr (S::AHEAD) begin_to_unpack(now, 1), ahead.finish();
 
   AmxSums waiting;
-  waiting.run = amx_epilogue<Plan, Epi>, waiting.epi = &epi;
+  waiting.run = amx_epilogue<AmxPart<Plan>, Epi>, waiting.epi = &epi;
   long copied = -1, count = 0;  // the block and slice that were copied, and the rows in the table
   for (int turn = 0; items.valid(now);) {
     const long at = now.block * items.height, held = min_of(items.height, D::M - at);
     const long tiles = ceil_div(held, AMX_ROWS);
-    const long step0 = now.slice * Plan::SLICE, steps = steps_of(now);
+    const long steps = steps_of(now), slice_steps = items.slice_steps(now);
     const char* block = (const char*)(x + now.image * D::batch_a + at * D::lda);
     if (count != held) {
       amx_finish(waiting);
@@ -152,54 +171,58 @@ NPU_INLINE void amx_panels(const bf16* x, const TW* weights, Epi& epi, Thread& t
     }
     if constexpr (Plan::COPY) {
       const long key = (now.image * items.blocks + now.block) * Plan::SLICES + now.slice;
-      if (copied != key) amx_copy_rows<D, Plan>((const bf16*)block, held, step0, steps, copy);
+      if (copied != key) amx_copy_rows<D, Plan>((const bf16*)block, held, now.slice * Plan::SLICE, slice_steps, copy);
       copied = key, block = copy;
     }
+    block += now.part * Plan::PART * X_STEP;
     const bool more = items.valid(next), same_chunk = next.chunk == now.chunk;
     const long pairs = ceil_div(tiles, 2);
-    const char* panel = Stored::at(panel_of(now), step0 * STEP);
+    const char* panel = Stored::at(panel_of(now), first_step(now) * STEP);
     AmxItem fetched = next;  // the panels that are prefetched: those of the next item, or of the one after
-    if constexpr (S::UNPACK) {
-      panel = th.scratch + S::PANELS + side * S::SIDE;
+    if constexpr (S::UNPACK) panel = th.scratch + S::PANELS + side * S::SIDE;
+    if constexpr (S::UNPACK && !S::AHEAD) begin_to_unpack(now, 1), ahead.finish();
+    if constexpr (S::AHEAD) {
       side ^= 1;
       if (more) begin_to_unpack(next, pairs * PRODUCTS * steps);
       if (more && !items.advance(fetched)) fetched = items.of(next.chunk + 1);
     }
     const bool fetch = items.valid(fetched);
-    const char* source = fetch ? Stored::at(panel_of(fetched), fetched.slice * Plan::SLICE * STEP) : panel;
+    const char* source = fetch ? Stored::at(panel_of(fetched), first_step(fetched) * STEP) : panel;
     const long lines = ceil_div(FETCHED, pairs * 64), share = max_of(2, ceil_div(2 * AMX_ROWS, steps * PRODUCTS));
-    const bool done = now.slice + 1 == Plan::SLICES;
+    const bool done = first_step(now) + steps == Plan::STEPS.count;
     float* panel_sums = sums + (SLICED ? (now.panel - now.begin) * PRODUCTS * S::PANEL_SUMS : 0);
-    for (long begin = 0; begin < tiles; begin += 2 * Plan::BLOCK_PAIRS, turn ^= 1) {
-      const long end = min_of(begin + 2 * Plan::BLOCK_PAIRS, tiles);
-      float* acc = panel_sums + (SLICED ? begin : 2 * turn) * TILE_SUMS;
-      auto tile = [&](long i) {
-        return Plan::COPY ? i * steps * Plan::STEP_X : min_of(i * AMX_ROWS, held - AMX_ROWS) * Plan::PITCH;
-      };
-      for (long p = 0; p < PRODUCTS; p++)
-        for (long s = 0; s < steps; s += Plan::NEAR_STEPS)
-          for (long t = begin; t < end; t += 2) {
-            const bool two = t + 1 < end;
-            const long fetched_before = (t / 2 * steps + s) * lines * 64;
-            AmxArgs a = {block + tile(t) + s * X_STEP, two ? tile(t + 1) - tile(t) : 0, Plan::PITCH, &tap, 1,
-                         (int)min_of(Plan::NEAR_STEPS, steps - s), X_STEP,
-                         panel + p * (S::UNPACK ? S::UNPACKED : Plan::PRODUCT_BYTES) + s * STEP_BYTES, STEP_BYTES,
-                         acc + (t - begin) * TILE_SUMS + p * S::PANEL_SUMS, now.slice > 0 || s > 0,
-                         source + p * Plan::PRODUCT_BYTES + fetched_before,
-                         fetch && fetched_before < steps * FETCHED ? (int)lines : 0, &waiting, (int)share};
-            if constexpr (S::UNPACK) amx_pair<false, 1, STREAM>(two, a, ahead);
-            else {
-              NoAmxWork work;
-              amx_pair<false, 1, STREAM>(two, a, work);
-            }
-          }
+    auto tile = [&](long i) {
+      return Plan::COPY ? i * slice_steps * Plan::STEP_X : min_of(i * AMX_ROWS, held - AMX_ROWS) * Plan::PITCH;
+    };
+    for (long t = 0; t < tiles; t += 2, turn ^= 1) {
+      const bool two = t + 1 < tiles;
+      float* acc = panel_sums + (Plan::KEPT ? t : 2 * turn) * TILE_SUMS;
+      const long fetched_before = t / 2 * steps * lines * 64;
+      for (long p = 0; p < PRODUCTS; p++) {
+        AmxArgs a = {block + tile(t), two ? tile(t + 1) - tile(t) : 0, Plan::PITCH, &tap, 1, (int)steps, X_STEP,
+                     panel + p * (S::UNPACK ? S::UNPACKED : Plan::PRODUCT_BYTES), STEP_BYTES,
+                     acc + p * S::PANEL_SUMS, first_step(now) > 0, source + p * Plan::PRODUCT_BYTES + fetched_before,
+                     fetch && fetched_before < steps * FETCHED ? (int)lines : 0, &waiting, (int)share};
+        if constexpr (S::AHEAD) amx_pair<false, 1, S::STREAM>(two, a, ahead);
+        else {
+          NoAmxWork work;
+          amx_pair<false, 1, S::STREAM>(two, a, work);
+        }
+      }
       if (!done) continue;
       amx_finish(waiting);
-      waiting.sums = acc, waiting.rows = rows + begin * AMX_ROWS, waiting.count = (int)((end - begin) * AMX_ROWS);
+      waiting.sums = acc, waiting.rows = rows + t * AMX_ROWS, waiting.count = (two ? 2 : 1) * (int)AMX_ROWS;
       waiting.next = 0, waiting.row = now.image * D::M + at, waiting.col = now.panel * PANEL, waiting.shift = 0;
+      if (Plan::MANY && !SLICED) {
+        const bool last = t + 2 >= tiles;  // the first rows of the next panel are next
+        const long from = last ? 0 : t + 2;
+        waiting.after = rows + from * AMX_ROWS, waiting.after_col = waiting.col + (last ? PANEL : 0);
+        waiting.after_count = last && now.panel + 1 == now.end ? 0 : (int)(min_of(2, tiles - from) * AMX_ROWS);
+      }
+      if (AT_ONCE) amx_finish(waiting);
     }
     if (SLICED && done && !same_chunk) amx_finish(waiting);  // the next chunk overwrites the sums
-    if constexpr (S::UNPACK) ahead.finish();
+    if constexpr (S::AHEAD) ahead.finish();
     now = next;
     if (more && !items.advance(next)) next = items.claim();
   }

@@ -33,6 +33,10 @@ struct AmxSums {
   const int32_t* rows;
   int next = 0, count = 0, panels = 1;
   long row = 0, col = 0, shift = 0;
+  // Output rows that wait next, and their column: run() prefetches what their epilogue reads and writes.
+  const int32_t* after = nullptr;
+  int after_count = 0;
+  long after_col = 0;
 };
 
 // A tap: its byte offset in x, and its number, which is its place in the weights.
@@ -81,8 +85,10 @@ template <> struct AmxPieces<3> {
 };
 constexpr long AMX_X_PIECE = AMX_UNITS * 4, AMX_W_PIECE = AMX_UNITS * BF16P::W_BYTES;  // bytes
 
-// The operand that is loaded without a place in L1, which the other one then keeps for its next use.
-enum AmxStream { STREAM_NONE, STREAM_X, STREAM_W };
+// The operands that are loaded without a place in L1, which the other one, or other data, then keeps for its next use.
+enum AmxStream { STREAM_NONE, STREAM_X, STREAM_W, STREAM_BOTH };
+constexpr bool streams_x(AmxStream s) { return s == STREAM_X || s == STREAM_BOTH; }
+constexpr bool streams_w(AmxStream s) { return s == STREAM_W || s == STREAM_BOTH; }
 template <int T, bool STREAMED> NPU_INLINE void amx_load(const char* p, long pitch) {
   if constexpr (STREAMED) Amx::stream<T>(p, pitch);
   else Amx::load<T>(p, pitch);
@@ -97,13 +103,13 @@ NPU_INLINE void amx_step(const char* x, long second, long pitch, const char* w, 
   constexpr bool NEW_X = !LOADED && (I == 0 || P::X[I] != P::X[LAST]);
   constexpr bool NEW_W = !LOADED && (I == 0 || P::W[I] != P::W[LAST]);
   const char *from = x + P::X[I] * AMX_X_PIECE, *units = w + P::W[I] * AMX_W_PIECE;
-  if constexpr (NEW_W) amx_load<6, STREAM == STREAM_W>(units, PANEL * 4);
-  if constexpr (NEW_X) amx_load<4, STREAM == STREAM_X>(from, pitch);
+  if constexpr (NEW_W) amx_load<6, streams_w(STREAM)>(units, PANEL * 4);
+  if constexpr (NEW_X) amx_load<4, streams_x(STREAM)>(from, pitch);
   amx_product<INTEGERS, 0, 4, 6>();
-  if constexpr (NEW_W) amx_load<7, STREAM == STREAM_W>(units + 64, PANEL * 4);
+  if constexpr (NEW_W) amx_load<7, streams_w(STREAM)>(units + 64, PANEL * 4);
   amx_product<INTEGERS, 1, 4, 7>();
   if constexpr (TILES == 2) {
-    if constexpr (NEW_X) amx_load<5, STREAM == STREAM_X>(from + second, pitch);
+    if constexpr (NEW_X) amx_load<5, streams_x(STREAM)>(from + second, pitch);
     amx_product<INTEGERS, 2, 5, 6>();
     amx_product<INTEGERS, 3, 5, 7>();
   }
@@ -143,10 +149,10 @@ NPU_NOINLINE void amx_tile(const AmxArgs& a, Work& ahead) {
     }
   }
   if (a.next_w) {
-    amx_load<6, STREAM == STREAM_W>(a.next_w, PANEL * 4);
-    amx_load<4, STREAM == STREAM_X>(a.next_x, pitch);
-    amx_load<7, STREAM == STREAM_W>(a.next_w + 64, PANEL * 4);
-    if (a.next_second >= 0) amx_load<5, STREAM == STREAM_X>(a.next_x + a.next_second, pitch);
+    amx_load<6, streams_w(STREAM)>(a.next_w, PANEL * 4);
+    amx_load<4, streams_x(STREAM)>(a.next_x, pitch);
+    amx_load<7, streams_w(STREAM)>(a.next_w + 64, PANEL * 4);
+    if (a.next_second >= 0) amx_load<5, streams_x(STREAM)>(a.next_x + a.next_second, pitch);
   }
   Amx::store<0>(a.acc, ACC);
   Amx::store<1>(a.acc + AMX_ROWS, ACC);

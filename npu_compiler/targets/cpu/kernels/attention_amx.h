@@ -15,8 +15,9 @@ namespace npu {
 // Whether attention of prompts stored as T is computed on tiles.
 template <class T> constexpr bool on_tiles() { return NPU_AMX && is_same<T, bf16>::value; }
 
-// Keys of a block, whose scores stay in the L1 cache, and of a span, whose keys and values stay in the L2 cache.
-constexpr int TILE_KEYS = 128, TILE_SPAN = 512;
+// Keys of a block, whose scores stay in the L1 cache with those of two others, and of a span, whose keys and values stay
+// in the L2 cache.
+constexpr int TILE_KEYS = 64, TILE_SPAN = 512;
 constexpr int SCORE_BUFFERS = 3;  // of blocks: one is scored, one gets its weights, one is multiplied by the values
 
 template <class D> struct TilePlan : PanelPlan<D, 8> {
@@ -135,67 +136,54 @@ NPU_INLINE void decode_rows(CacheRows<E> rows, long stride, int n, int end, bf16
     }
 }
 
-// The product of tiles of A, one below the other, and a column of tiles of B, up to four of which stay in registers.
-struct ColumnProduct {
+// The product of tiles of A, one below the other, and a panel. A is loaded once, without a place in L1, which keeps the
+// panels and the scores.
+struct PanelProduct {
   const char* a;
   long tile, step, pitch;  // bytes between tiles of A, between steps of the reduced dim, and between rows
   int tiles, steps;
-  const char* b;  // [16 * steps][PANEL] words, of which 16 columns are used
-  float* c;       // [16 * tiles][PANEL], the same
+  const char* b;  // [16 * steps][PANEL] words
+  float* c;       // [16 * tiles][PANEL]
 };
-constexpr int COLUMN_STEPS = 4;
 
-// The tiles of B are in registers 4 to 7. With `TWO` tiles of A, their chains of sums overlap.
-template <int STEPS, bool TWO, int S = 0> NPU_INLINE void column_steps(const char* a, const ColumnProduct& x) {
-  Amx::load<2>(a, x.pitch);
-  Amx::dpbf16ps<0, 2, 4 + S>();
-  if constexpr (TWO) {
-    Amx::load<3>(a + x.tile, x.pitch);
-    Amx::dpbf16ps<1, 3, 4 + S>();
+template <int TILES, class Between>
+NPU_INLINE void panel_tiles(const PanelProduct& x, const char* a, float* c, bool add, Between between) {
+  constexpr long ROW = PANEL * 4, HALF = PANEL / 2;
+  float* low = c + AMX_ROWS * PANEL;
+  if (add) {
+    Amx::load<0>(c, ROW), Amx::load<1>(c + HALF, ROW);
+    if constexpr (TILES == 2) Amx::load<2>(low, ROW), Amx::load<3>(low + HALF, ROW);
+  } else {
+    Amx::zero<0>(), Amx::zero<1>();
+    if constexpr (TILES == 2) Amx::zero<2>(), Amx::zero<3>();
   }
-  if constexpr (S + 1 < STEPS) column_steps<STEPS, TWO, S + 1>(a + x.step, x);
-}
-
-template <int STEPS, class Between> NPU_INLINE void column_tiles(const ColumnProduct& x, bool add, Between between) {
-  constexpr long ROW = PANEL * 4, B_TILE = AMX_UNITS * ROW;
-  Amx::load<4>(x.b, ROW);
-  if constexpr (STEPS > 1) Amx::load<5>(x.b + B_TILE, ROW);
-  if constexpr (STEPS > 2) Amx::load<6>(x.b + 2 * B_TILE, ROW);
-  if constexpr (STEPS > 3) Amx::load<7>(x.b + 3 * B_TILE, ROW);
-  const char* a = x.a;
-  float* c = x.c;
-  int left = x.tiles;
-  for (; left >= 2; left -= 2, a += 2 * x.tile, c += 2 * AMX_ROWS * PANEL) {
-    if (add) Amx::load<0>(c, ROW), Amx::load<1>(c + AMX_ROWS * PANEL, ROW);
-    else Amx::zero<0>(), Amx::zero<1>();
-    column_steps<STEPS, true>(a, x);
-    Amx::store<0>(c, ROW);
-    Amx::store<1>(c + AMX_ROWS * PANEL, ROW);
+  const char* b = x.b;
+  for (int s = 0; s < x.steps; s++, a += x.step, b += AMX_UNITS * ROW) {
+    Amx::load<6>(b, ROW);
+    Amx::stream<4>(a, x.pitch);
+    Amx::dpbf16ps<0, 4, 6>();
+    Amx::load<7>(b + ROW / 2, ROW);
+    Amx::dpbf16ps<1, 4, 7>();
+    if constexpr (TILES == 2) {
+      Amx::stream<5>(a + x.tile, x.pitch);
+      Amx::dpbf16ps<2, 5, 6>();
+      Amx::dpbf16ps<3, 5, 7>();
+    }
     between();
   }
-  if (left) {
-    if (add) Amx::load<0>(c, ROW);
-    else Amx::zero<0>();
-    column_steps<STEPS, false>(a, x);
-    Amx::store<0>(c, ROW);
-  }
+  Amx::store<0>(c, ROW), Amx::store<1>(c + HALF, ROW);
+  if constexpr (TILES == 2) Amx::store<2>(low, ROW), Amx::store<3>(low + HALF, ROW);
 }
 
-// Computes C = A B, or C += A B, and calls between() after each pair of tiles of C.
-template <class Between> NPU_NOINLINE void multiply_column(ColumnProduct x, bool add, Between between) {
-  for (int left = x.steps; left > 0; left -= COLUMN_STEPS, add = true) {
-    switch (min_of(left, COLUMN_STEPS)) {
-      case 1: column_tiles<1>(x, add, between); break;
-      case 2: column_tiles<2>(x, add, between); break;
-      case 3: column_tiles<3>(x, add, between); break;
-      default: column_tiles<4>(x, add, between);
-    }
-    x.a += COLUMN_STEPS * x.step;
-    x.b += COLUMN_STEPS * AMX_UNITS * PANEL * 4;
-  }
+// Computes C = A B, or C += A B, and calls between() after each step of a pair of tiles.
+template <class Between> NPU_NOINLINE void multiply_panel(PanelProduct x, bool add, Between between) {
+  int t = 0;
+  for (; t + 2 <= x.tiles; t += 2)
+    panel_tiles<2>(x, x.a + t * x.tile, x.c + t * AMX_ROWS * PANEL, add, between);
+  if (t < x.tiles) panel_tiles<1>(x, x.a + t * x.tile, x.c + t * AMX_ROWS * PANEL, add, between);
 }
 
-// What runs between the tiles of other products: nothing, or the weights of the next `share` keys of a block.
+// What runs between the steps of other products: nothing, or the weights of the next `share` keys of a block.
 struct Nothing {
   void operator()() const {}
 };
@@ -215,8 +203,8 @@ NPU_INLINE void attention_tiles(const bf16* q, CacheRows<E> k, CacheRows<E> v, c
   constexpr long DH = Plan::DH, DV = Plan::DV;
   constexpr bool SCALE_FIRST = !no_mask<M> || !(D::scale > 0);
   using Block = SoftmaxBlock<PairWeights, D::DV>;
-  constexpr long PAIRS = TILE_KEYS / 16 + DV / 16;  // of tiles, in the products of a block
-  constexpr int SHARE = (int)ceil_div(TILE_KEYS, PAIRS * 4) * 4;
+  constexpr long STEPS = TILE_KEYS / 32 * (DH / 32 + ceil_div(DV, 32));  // of the products of a block
+  constexpr int SHARE = (int)ceil_div(TILE_KEYS, STEPS * 4) * 4;
   char* scratch = th.scratch;
   float *scores = (float*)(scratch + Plan::S), *acc = (float*)(scratch + Plan::ACC);
   float *references = (float*)(scratch + Plan::TOP), *row_sum = (float*)(scratch + Plan::SUM);
@@ -262,14 +250,12 @@ NPU_INLINE void attention_tiles(const bf16* q, CacheRows<E> k, CacheRows<E> v, c
         auto key_tiles = [&](long j0) { return (int)ceil_div(seen(j0), 32); };
         auto scores_of = [&](long j0) { return scores + j0 / TILE_KEYS % SCORE_BUFFERS * TILE_KEYS * PANEL; };
         auto multiply_keys = [&](long j0, auto between) {
-          for (int half = 0; half < PANEL; half += 16)
-            multiply_column({k_span + j0 * k_row, 16 * k_row, 64, k_row, 2 * key_tiles(j0), (int)(DH / 32),
-                             queries + half * 4, scores_of(j0) + half}, false, between);
+          multiply_panel({k_span + j0 * k_row, 16 * k_row, 64, k_row, 2 * key_tiles(j0), (int)(DH / 32), queries,
+                          scores_of(j0)}, false, between);
         };
         auto multiply_values = [&](long j0, auto between) {
-          for (int half = 0; half < PANEL; half += 16)
-            multiply_column({scratch + Plan::V + j0 * DV * 2, 16 * 64, DV * 64, 64, (int)(DV / 16), key_tiles(j0),
-                             (const char*)(scores_of(j0) + half), sums + half}, s0 + j0 > 0, between);
+          multiply_panel({scratch + Plan::V + j0 * DV * 2, 16 * 64, DV * 64, 64, (int)(DV / 16), key_tiles(j0),
+                          (const char*)scores_of(j0), sums}, s0 + j0 > 0, between);
         };
         // A pipeline: while a block gets its weights, tiles multiply the next block's keys and the last one's values.
         long unmultiplied = -1;  // the block that has its weights
