@@ -224,7 +224,8 @@ def _trace(state: State, number: str, name: str, seconds: float | None = None) -
 
 
 def _trace_sources(program: CompiledProgram, folder: Path | None) -> None:
-    """Print the sources, or write them into ``folder``. Those of a partition of a mixed model get a folder with the entry point's name."""
+    """Print the sources, or write them into ``folder``. Those of a partition of a mixed model get a folder with the
+    entry point's name."""
     part = next(iter(program.entries)) if len(program.entries) == 1 and "main" not in program.entries else ""
     for file, text in program.sources.items():
         _log.log(log.SOURCES, "// %s\n%s", file, text)
