@@ -7,12 +7,12 @@ import math
 
 from ...schedule.anchors import Conv2d, PooledConv2d
 from ...support import dtypes
-from ..simt.lang.dialect import SUBGROUP, Dialect
+from ..simt.lang.dialect import Dialect
 from ..simt.lang.emission import Emission
 from ..simt.lang.function import Function
 from . import pooled_conv
 from .devices import CUDADevice
-from .tile_selection import GROUP_EXTRA, Plan, device_of
+from .tile_selection import GROUP_EXTRA, WARPGROUP, Plan, device_of
 from .tma_conv import ALIGNED, TmaConv, in_lines, is_rows, line_pitch
 from .tma_epilogue import residual_of, supports_tma_store
 
@@ -79,7 +79,7 @@ class PooledRows(TmaConv):
         plan = Plan(WARPGROUPS * 64, pooled_conv.COLUMNS, STAGES, prefetch=False, tma_store=True)
         super().__init__(kernel.conv, dialect, plan)
         self.f = Function(kernel, dialect, explicit_wait=True)
-        self.threads = plan.m * 2 + WARPGROUPS * SUBGROUP  # a warp fills the ring of each warpgroup
+        self.threads = plan.m * 2 + WARPGROUP  # of the last warpgroup, a warp fills the ring of each other one
 
     def emit(self) -> Emission:
         f, plan, conv = self.f, self.plan, in_lines(self.kernel)

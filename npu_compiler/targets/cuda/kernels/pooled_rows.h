@@ -7,9 +7,10 @@
 // takes the pixel to the left from the lane beside it. The pooled line goes through shared memory to become whole rows.
 //
 // A unit is POOLED pooled lines of an image. Each warpgroup computes units in order, with a ring of lines of its own,
-// which a warp fills: their first line of results is also the last one of the unit before. Pixels are contiguous
-// elements of an image, where a row of a filter is 32 neighbouring units of two bytes, and neighbouring results begin 8
-// units apart, as in tma_conv.h.
+// which a warp of the last warpgroup fills: their first line of results is also the last one of the unit before. Two
+// lines of results are multiplied at once, so that one is pooled while the other one is still multiplied. Pixels are
+// contiguous elements of an image, where a row of a filter is 32 neighbouring units of two bytes, and neighbouring
+// results begin 8 units apart, as in tma_conv.h.
 //
 // Constants of D, in addition to those of tma_conv.h: POOLED; UNITS of an image; RANGES: warpgroups of the whole grid;
 // LINES of the image that a unit reads.
@@ -53,6 +54,7 @@ template <class D> struct PooledRows {
       for (int i = 0; i < 4; i++) filters[s].v[i] = *(const uint*)(from + i % 2 * K + s * 16 + i / 2 * 8);
   }
 
+  // Starts the products of a line of results. `lines`: the first line of the image that it reads.
   static INLINE void multiply(Sums& sums, const FragA<T>* filters, const T* lines) {
     const uint64_t windows = wgmma_pitched_descriptor<LINE_BLOCK * LINE_BLOCK * 2, 0>(lines);
     wgmma_fence();
@@ -62,7 +64,6 @@ template <class D> struct PooledRows {
       wgmma_k16(sums, filters[s], windows + at, s > 0);
     }
     wgmma_commit();
-    wgmma_finish(sums);
   }
 
   // Passes both channels of every pair of neighbouring pixels of a line to use(group of 8 pixels, words). `row`: the
@@ -115,7 +116,7 @@ INLINE void pooled_rows(const typename D::T* pixels, const typename D::T* weight
   typedef PooledRows<D> Rows;
   typedef typename D::R R;
   typedef typename Rows::P P;
-  ASSUME(th.tid >= 0 && th.tid < D::TILE_M * 2 + 32 * Rows::WARPGROUPS);
+  ASSUME(th.tid >= 0 && th.tid < D::TILE_M * 2 + 128);
   int64_t* const empty = full + Rows::WARPGROUPS * D::STAGES;
   if (th.tid == 0) {
     for (int i = 0; i < 2 * Rows::WARPGROUPS * D::STAGES; i++) mbarrier_init(full + i, 1);
@@ -129,7 +130,8 @@ INLINE void pooled_rows(const typename D::T* pixels, const typename D::T* weight
   full += warpgroup * D::STAGES;
   int64_t* const freed = empty + warpgroup * D::STAGES;
   if (loads) {
-    if (th.lane == 0) {
+    fewer_registers<40>();
+    if (th.lane == 0 && warpgroup < Rows::WARPGROUPS) {
       pdl_wait();
       fence_async_proxy();
       RingPosition<D::STAGES> at = {0, 1};
@@ -140,40 +142,45 @@ INLINE void pooled_rows(const typename D::T* pixels, const typename D::T* weight
     }
     return;
   }
+  more_registers<232>();
   const int channel = th.subgroup % 4 * 16 + (th.lane >> 2) * 2;
   FragA<typename D::T> filters[Rows::STEPS];
   Rows::read_filters(filters, weights, channel, th.lane);
   typename E::Shared shared;
   epilogue.read_shared(channel, shared);
   pdl_wait();
+  const int line_size = D::STRIDE_H * D::PITCH;
   uint above[Rows::GROUPS][Rows::WORDS];  // maxima of the lines above the next one that are in the same windows
+  typename Rows::Sums even, odd;          // of two lines of results
   RingPosition<D::STAGES> at = {0, 0};
   int turn = 0;
   for (int unit = units.first; unit < units.last; unit++, at.next()) {
     const int image = unit / D::UNITS, pooled = unit % D::UNITS * D::POOLED;
     const int row0 = (image * D::OH + 2 * pooled) * D::OW;
     mbarrier_wait(full + at.slot, at.phase);
-    const typename D::T* const lines = own + at.slot * D::LINES_SIZE + D::STRIDE_H * D::PITCH;
-    typename Rows::Sums sums;
+    const typename D::T* const lines = own + at.slot * D::LINES_SIZE + line_size;
     if (unit == units.first && pooled > 0) {
-      Rows::multiply(sums, filters, lines - D::STRIDE_H * D::PITCH);
-      Rows::results(epilogue, sums, row0 - D::OW, channel, th.lane, shared,
+      Rows::multiply(odd, filters, lines - line_size);
+      wgmma_finish(odd);
+      Rows::results(epilogue, odd, row0 - D::OW, channel, th.lane, shared,
                     [&](int g, const uint* pixels) { Rows::copy(above[g], pixels); });
     }
 #pragma unroll 1
     for (int i = 0; i < D::POOLED; i++, turn ^= 1) {
       const bool top = pooled + i == 0;
-      Rows::multiply(sums, filters, lines + 2 * i * (D::STRIDE_H * D::PITCH));
-      Rows::results(epilogue, sums, row0 + 2 * i * D::OW, channel, th.lane, shared, [&](int g, const uint* pixels) {
+      const int row = row0 + 2 * i * D::OW;
+      Rows::multiply(even, filters, lines + 2 * i * line_size);
+      Rows::multiply(odd, filters, lines + (2 * i + 1) * line_size);
+      wgmma_finish<1>(even);
+      Rows::results(epilogue, even, row, channel, th.lane, shared, [&](int g, const uint* pixels) {
         if (top) Rows::copy(above[g], pixels);
         Rows::take_max(above[g], pixels);
       });
-      Rows::multiply(sums, filters, lines + (2 * i + 1) * (D::STRIDE_H * D::PITCH));
+      wgmma_finish(odd);
       if (i + 1 == D::POOLED && th.tid % 128 == 0) mbarrier_arrive(freed + at.slot);
       typename D::T* const line = staging + (warpgroup * 2 + turn) * Rows::ROW_UNITS;
       uint before = 0;  // the last pixel of the group before, in the first lane of four
-      const int row1 = row0 + (2 * i + 1) * D::OW;
-      Rows::results(epilogue, sums, row1, channel, th.lane, shared, [&](int g, const uint* pixels) {
+      Rows::results(epilogue, odd, row + D::OW, channel, th.lane, shared, [&](int g, const uint* pixels) {
         uint window[Rows::WORDS];
         Rows::copy(window, above[g]);
         Rows::take_max(window, pixels);
