@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
-import json
 import statistics
 import sys
 import time
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from readme import ROOT, hardware, publish, real_time, results_path, write_section
+from readme import ROOT, hardware, publish, real_time, results_path, write_tables
 
 sys.path.insert(0, str(ROOT))
 
@@ -197,10 +196,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, and nothing is written")
     parser.add_argument("--out", type=Path, help=f"default: {results_path('calls', hardware())}")
-    parser.add_argument("--table", action="store_true", help="write the table of the results at --out")
+    parser.add_argument("--table", action="store_true", help="write the tables of the stored results")
     args = parser.parse_args()
     if args.table:
-        write_section("calls", table(json.loads((args.out or results_path("calls", hardware())).read_text())))
+        write_tables("calls", "calls", table)
         return
     results = run_all(20 if args.quick else args.rounds)
     print(table(results))

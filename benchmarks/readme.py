@@ -18,14 +18,19 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def hardware() -> str:
-    """Return the name of the CPU; on a Mac, of the chip."""
+    """Return the name of the CPU; on a Mac, of the chip. Virtual machines call all of AMD's servers "AMD EPYC": their
+    family tells the generations apart (25: Zen 3 and 4, 26: Zen 5)."""
     if sys.platform == "darwin":
         command = ["sysctl", "-n", "machdep.cpu.brand_string"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    found: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return f"{line.split(':')[1].strip()}, {os.cpu_count()} CPUs"
-    return platform.processor()
+        key, _, value = line.partition(":")
+        found.setdefault(key.strip(), value.strip())
+    if "model name" not in found:
+        return platform.processor()
+    family = f" (family {found['cpu family']})" if found.get("vendor_id") == "AuthenticAMD" else ""
+    return f"{found['model name']}{family}, {os.cpu_count()} CPUs"
 
 
 def results_path(kind: str, machine: str) -> Path:
