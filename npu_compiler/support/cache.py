@@ -89,11 +89,11 @@ class Cache:
     def turn(self, key: str, work: str) -> contextlib.AbstractContextManager[None]:
         """Return a lock for a ``with`` statement: processes and threads that miss the entry of ``key`` take turns, and
         all but the first one find it. Look for the entry again inside; ``work`` and the limits are those of
-        :func:`turns.turn`. Nobody waits if the cache is not used."""
+        :func:`turns.turn`. If the cache is not used, nothing waits."""
         if not self.limit:
             return contextlib.nullcontext()
         folder = self.root / "turns"
-        with contextlib.suppress(OSError):  # it cannot be written, and then nobody would find an entry
+        with contextlib.suppress(OSError):  # without the folder, turn() goes on without a lock
             make_folders(folder)
         return turn(folder / _digest(key), work)
 

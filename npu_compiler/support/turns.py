@@ -13,7 +13,7 @@ from . import progress
 
 try:
     import fcntl
-except ImportError:  # Windows has no flock: nobody waits, and work may be done twice
+except ImportError:  # Windows has no flock: nothing waits, and work may be done twice
     fcntl = None  # type: ignore[assignment]
 
 _log = logging.getLogger(__name__)

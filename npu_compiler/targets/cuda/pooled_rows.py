@@ -9,7 +9,7 @@ from ...schedule.anchors import Conv2d, PooledConv2d
 from ...support import dtypes
 from ..simt.lang.dialect import Dialect
 from ..simt.lang.emission import Emission
-from ..simt.lang.function import Function
+from ..simt.lang.function import Function, blocks
 from . import pooled_conv
 from .devices import CUDADevice
 from .tile_selection import GROUP_EXTRA, WARPGROUP, Plan, device_of
@@ -61,7 +61,7 @@ def _lines(conv: Conv2d, pooled: int) -> int:
 
 def _stage(conv: Conv2d, pooled: int) -> int:
     """Return the elements of a stage, which begins where shared memory has the alignment of an operand."""
-    return -(-_lines(conv, pooled) * line_pitch(conv) // ALIGNED) * ALIGNED
+    return blocks(_lines(conv, pooled) * line_pitch(conv), ALIGNED) * ALIGNED
 
 
 def _staged(conv: Conv2d) -> int:
@@ -93,7 +93,7 @@ class PooledRows(TmaConv):
         staging = f.array(self.kind.ctype, "staging", _staged(conv))
         full = f.array("int64_t", "full", 2 * WARPGROUPS * STAGES)
         flags, epilogue = self._epilogue()
-        workgroups = min(device.units, -(-images * units // WARPGROUPS))
+        workgroups = min(device.units, blocks(images * units, WARPGROUPS))
         sizes = dict(
             TILE_M=plan.m, TILE_N=plan.n, STAGES=STAGES, IMAGES=images, OH=oh, OW=ow, POOLED=pooled, UNITS=units,
             RANGES=workgroups * WARPGROUPS, LINES=_lines(conv, pooled), LINES_SIZE=_stage(conv, pooled),

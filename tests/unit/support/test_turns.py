@@ -1,4 +1,4 @@
-"""Work that several processes or threads want at once is done once, and nobody waits for a dead one."""
+"""Work that several processes or threads want at once is done once, and a dead process holds up no other one."""
 
 from __future__ import annotations
 

@@ -114,7 +114,6 @@ INLINE void pooled_rows(const typename D::T* pixels, const typename D::T* weight
                         typename D::T* staging, int64_t* full, const E& epilogue, typename D::R* out,
                         const Thread& th) {
   typedef PooledRows<D> Rows;
-  typedef typename D::R R;
   typedef typename Rows::P P;
   ASSUME(th.tid >= 0 && th.tid < D::TILE_M * 2 + 128);
   int64_t* const empty = full + Rows::WARPGROUPS * D::STAGES;
