@@ -125,14 +125,14 @@ NPU_NOINLINE void attention(const T* q, CacheRows<E> k, CacheRows<E> v, const M*
       }
       // The last tile of a short block repeats the last key; these scores are never read.
       for (int j = 0; j < KEY_BLOCK; j++) off[j] = (int32_t)(min_of(j, n - 1) * K_STEP * 4);
+      const TileArgs dot{k_block, &no_tap, 1, (int)D::DH, SEGMENT_F32};
       for (long p = 0; p < chunk.panels; p++) {
         const int seen = (int)min_of(n, chunk.limits[p].highest - j0);
         if (seen <= 0) continue;
         for (int j = 0; j < seen; j += TILE_ROWS) {
           for (int c = 0; c < PANEL; c += TILE_COLS) {
             const char* w = (const char*)(queries + p * D::DH * PANEL + c);
-            tile<F32, TILE_ROWS>(
-                {k_block, off + j, &no_tap, 1, (int)D::DH, w, scores + j * PANEL + c, SEGMENT_F32, w, 0});
+            tile<F32, TILE_ROWS>(dot, off + j, w, scores + j * PANEL + c, {w, 0});
           }
         }
         if constexpr (!no_mask<M>) add_mask<KEY_BLOCK>(scores, 1.0f, mask, chunk.panel(p), j0, seen, rows, transposed);

@@ -62,19 +62,17 @@ template <class Plan, bool BY_PANELS = false> struct Chunk {
   }
 };
 
-// Computes tile t of a block. a.off is the entry of its first position, w the panel, of which `columns` are needed;
+// Computes tile t of a block. off is the entry of its first position, w the panel, of which `columns` are needed;
 // `after`: the weights of the next tiles or null.
 template <class Kind, class Stored>
-NPU_INLINE void run_tile(const Tiling& tiles, int t, TileArgs a, const char* w, const char* after,
-                         long columns, typename Kind::Sum* acc) {
+NPU_INLINE void run_tile(const Tiling& tiles, int t, const TileArgs& a, const int32_t* off, const char* w,
+                         const char* after, long columns, typename Kind::Sum* acc) {
   const bool fetch = after && t < Stored::UNIT_BYTES / 32;  // a tile prefetches 32 bytes per unit
-  a.prefetch = fetch ? after + (long)t * a.ntaps * a.len * 32 : w;
-  a.prefetch_step = fetch ? 64 : 0;
+  const Prefetch ahead = {fetch ? after + (long)t * a.ntaps * a.len * 32 : w, fetch ? 64 : 0};
   for (long done = 0; done < min_of(columns, PANEL); done += TILE_VECS * LANES<Kind>) {
-    a.w = w + done * (Kind::W_BYTES / PANEL);
-    a.acc = acc + done;
     const bool narrow = columns - done <= LANES<Kind>;
-    (t < tiles.tall ? narrow ? tiles.tall_narrow : tiles.tall_fn : narrow ? tiles.narrow : tiles.fn)(a);
+    const TileFn compute = t < tiles.tall ? narrow ? tiles.tall_narrow : tiles.tall_fn : narrow ? tiles.narrow : tiles.fn;
+    compute(a, off, w + done * (Kind::W_BYTES / PANEL), acc + done, ahead);
   }
 }
 
@@ -126,12 +124,13 @@ NPU_INLINE void sliced(const TX* x, const TW* weights, Epi& epi, Thread& th, int
     const char* w = (const char*)weights + c.image * Plan::W_IMAGE_BYTES;
     for (long at = 0; at < Plan::LEN; at += Plan::SLICE) {
       const int len = (int)min_of(Plan::SLICE, Plan::LEN - at);
+      const TileArgs a{block + at * Kind::UNIT, taps, 1, len, Plan::SEGMENT, at > 0};
       for (long h = c.begin * PRODUCTS; h < c.end * PRODUCTS; h++) {
         const char* panel = Stored::unpack(w + h * PRODUCT_BYTES, Plan::LEN, at, len, unpacked);
         const char* next = Stored::at(w + (h + (h + 1 < c.end * PRODUCTS)) * PRODUCT_BYTES, at);
         for (int t = 0, done = 0; t < tiles.count; t++) {
-          TileArgs a{block + at * Kind::UNIT, off + done, taps, 1, len, nullptr, nullptr, Plan::SEGMENT, nullptr, 0, at > 0};
-          run_tile<Kind, Stored>(tiles, t, a, panel, next, PANEL, sums + (h - c.begin * PRODUCTS) * SUMS + done * PANEL);
+          run_tile<Kind, Stored>(tiles, t, a, off + done, panel, next, PANEL,
+                                 sums + (h - c.begin * PRODUCTS) * SUMS + done * PANEL);
           done += tiles.rows + (t < tiles.tall);
         }
       }
@@ -187,14 +186,14 @@ NPU_INLINE void blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, in
       for (int tap = 0; tap < Plan::NTAPS; tap += Slices::TAPS) {
         const bool last = tap + Slices::TAPS >= Plan::NTAPS;
         const char* after = last ? next : panel + (tap + Slices::TAPS) * Slices::TAP_BYTES;
+        const int ntaps = (int)min_of(Slices::TAPS, Plan::NTAPS - tap);
+        const TileArgs a{from, taps + tap, ntaps, Plan::LEN, Plan::SEGMENT, tap > 0};
         for (int t = 0, done = 0; t < tiles.count; t++) {
-          const int rows = tiles.rows + (t < tiles.tall), ntaps = (int)min_of(Slices::TAPS, Plan::NTAPS - tap);
-          TileArgs a{from, off + done, taps + tap, ntaps, Plan::LEN, nullptr, nullptr, Plan::SEGMENT, nullptr, 0};
-          a.add = tap > 0;
+          const int rows = tiles.rows + (t < tiles.tall);
           Sum* sums = acc + (Slices::DIVIDED ? done * PANEL : 0);
           if (last) prefetch_epilogue(rows, row + done, group * Plan::N + col, epi);
           for (long i = 0; i < PRODUCTS; i++)
-            run_tile<Kind, Stored>(tiles, t, a, plain[i] + tap * Slices::TAP_BYTES,
+            run_tile<Kind, Stored>(tiles, t, a, off + done, plain[i] + tap * Slices::TAP_BYTES,
                                    after ? after + i * PRODUCT_BYTES : nullptr, Plan::N - col, sums + i * SUMS);
           if (last) apply_epilogue<Plan::N, Plan::DUAL>(sums, SUMS, rows, row + done, col, group * Plan::N, epi);
           done += rows;

@@ -35,19 +35,22 @@ constexpr int TILE_VECS = 2, TILE_ROWS = 5;
 #endif
 constexpr int TILE_COLS = TILE_VECS * VL;
 
+// What the tiles of a panel have in common. What differs are arguments, which stay in registers: a structure that is
+// filled in for each tile is read back through the store buffer, behind the sums of the tile before.
 struct TileArgs {
   const char* x;
-  const int32_t* off;  // byte offset of each position
-  const long* taps;    // byte offset of each tap
-  int ntaps, len;      // len: units per tap
-  const char* w;
-  void* acc;             // [P][PANEL] sums
-  int segment;           // units that are summed before they are added to acc
-  const char* prefetch;  // weights to prefetch into L2, one step for every two units
-  long prefetch_step;    // bytes; 0 prefetches nothing
-  bool add = false;      // add to the contents of acc
+  const long* taps;  // byte offset of each tap
+  int ntaps, len;    // len: units per tap
+  int segment;       // units that are summed before they are added to the sums
+  bool add = false;  // add to the contents of the sums
 };
-typedef void (*TileFn)(const TileArgs&);
+// Weights to prefetch into L2, one step for every two units.
+struct Prefetch {
+  const char* from;
+  long step;  // bytes; 0 prefetches nothing
+};
+// off: byte offset of each position; acc: [P][PANEL] sums.
+typedef void (*TileFn)(const TileArgs& a, const int32_t* off, const char* w, void* acc, Prefetch ahead);
 
 template <class Sum = float> NPU_INLINE Sum unit(const char* p) {
   Sum x;
@@ -188,16 +191,14 @@ NPU_INLINE void add_to(void* sums, const typename Kind::Vec (&acc)[P][V], bool a
   }
 }
 
-// STREAM: the weights are read once, so all of them are prefetched, starting at the prefetch pointer. V: vectors of a
-// row that are computed.
-template <class Kind, int P, bool STREAM = false, int V = TILE_VECS> NPU_NOINLINE void tile(const TileArgs& a) {
+// STREAM: the weights are read once, so all of them are prefetched, starting at ahead.from. V: vectors of a row that are
+// computed.
+template <class Kind, int P, bool STREAM = false, int V = TILE_VECS>
+NPU_NOINLINE void tile(const TileArgs& a, const int32_t* off, const char* w, void* sums, Prefetch ahead) {
   using Vec = typename Kind::Vec;
   constexpr long UNIT = Kind::UNIT;
   Vec acc[P][V];
-  const char* w = a.w;
-  const char* prefetch = a.prefetch;
-  const long prefetch_step = a.prefetch_step;
-  bool partial = a.add;  // a.acc holds the sum of earlier segments
+  bool partial = a.add;  // `sums` holds the sums of earlier segments
   int remaining = a.segment;
 #pragma GCC unroll 14
   for (int p = 0; p < P; p++)
@@ -206,10 +207,10 @@ template <class Kind, int P, bool STREAM = false, int V = TILE_VECS> NPU_NOINLIN
   for (int t = 0; t < a.ntaps; t++) {
     const char* xp[P];
 #pragma GCC unroll 14
-    for (int p = 0; p < P; p++) xp[p] = a.x + a.taps[t] + a.off[p];
+    for (int p = 0; p < P; p++) xp[p] = a.x + a.taps[t] + off[p];
     for (long k = 0, end; k < a.len;) {
       if (remaining <= 0) {
-        add_to<Kind>(a.acc, acc, partial);
+        add_to<Kind>(sums, acc, partial);
         partial = true;
         remaining = a.segment;
 #pragma GCC unroll 14
@@ -222,22 +223,22 @@ template <class Kind, int P, bool STREAM = false, int V = TILE_VECS> NPU_NOINLIN
       for (; k + 4 <= end; k += 4) {
         if constexpr (STREAM) {
 #pragma GCC unroll 8
-          for (int line = 0; line < 4 * Kind::W_BYTES; line += 64) __builtin_prefetch(prefetch + line, 0, 2);
+          for (int line = 0; line < 4 * Kind::W_BYTES; line += 64) __builtin_prefetch(ahead.from + line, 0, 2);
         } else {
-          __builtin_prefetch(prefetch, 0, 2);
-          __builtin_prefetch(prefetch + prefetch_step, 0, 2);
+          __builtin_prefetch(ahead.from, 0, 2);
+          __builtin_prefetch(ahead.from + ahead.step, 0, 2);
         }
         tile_step<Kind>(acc, xp, k * UNIT, w);
         tile_step<Kind>(acc, xp, k * UNIT + UNIT, w + Kind::W_BYTES);
         tile_step<Kind>(acc, xp, k * UNIT + 2 * UNIT, w + 2 * Kind::W_BYTES);
         tile_step<Kind>(acc, xp, k * UNIT + 3 * UNIT, w + 3 * Kind::W_BYTES);
         w += 4 * Kind::W_BYTES;
-        prefetch += STREAM ? 4 * Kind::W_BYTES : 2 * prefetch_step;
+        ahead.from += STREAM ? 4 * Kind::W_BYTES : 2 * ahead.step;
       }
       for (; k < end; k++, w += Kind::W_BYTES) tile_step<Kind>(acc, xp, k * UNIT, w);
     }
   }
-  add_to<Kind>(a.acc, acc, partial);
+  add_to<Kind>(sums, acc, partial);
 }
 
 // Q positions as the fewest tiles of nearly equal height: `tall` tiles of `rows + 1` positions, then tiles of `rows`.

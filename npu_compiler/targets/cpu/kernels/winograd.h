@@ -343,18 +343,19 @@ NPU_NOINLINE void winograd_direct(const TX* const* pixels, const float* u, const
   for (int i = 0; i < M; i++) winograd_row<D, F>(y[i], i, at, epi);
 }
 
-// Computes a tile of the products of one point, of up to PART of C channels at once. Sums of later parts are computed in
-// `buffer`, and added.
-template <long C, long PART> NPU_INLINE void winograd_product(TileFn compute, TileArgs a, int rows, float* buffer) {
-  float* const sums = (float*)a.acc;
+// Computes a tile of the products of one point, of up to PART of C channels at once, whose transformed images begin at x.
+// Sums of later parts are computed in `buffer`, and added.
+template <long C, long PART>
+NPU_INLINE void winograd_product(TileFn compute, const char* x, const int32_t* off, const char* w, float* sums,
+                                 const char* ahead, int segment, int rows, float* buffer) {
+  static const long no_tap = 0;
   for (long first = 0; first < C; first += PART) {
-    a.len = (int)min_of(PART, C - first);
-    a.acc = first > 0 ? buffer : sums;
-    compute(a);
+    const TileArgs a{x + first * 4, &no_tap, 1, (int)min_of(PART, C - first), segment};
+    const long done = first * PANEL * 4;
+    compute(a, off, w + done, first > 0 ? buffer : sums, {ahead + done, 0});
     for (int row = 0; first > 0 && row < rows * PANEL; row += PANEL)
       for (int i = row; i < row + TILE_COLS; i += VL)
         store_bytes(sums + i, load_bytes<vf>(sums + i) + load_bytes<vf>(buffer + i));
-    a.x += a.len * 4, a.w += a.len * PANEL * 4, a.prefetch += a.len * PANEL * 4;
   }
 }
 
@@ -373,7 +374,6 @@ NPU_NOINLINE void conv2d_winograd(const TX* x, const float* u, Epi& epi, Thread&
   WinogradTile* at = (WinogradTile*)(needs_direct + Plan::NEEDS_DIRECT);
   constexpr WinogradTiles IN = {D::H,     D::W,     D::C,     D::OH,    D::OW,           D::pad_t,
                                 D::pad_l, Plan::TH, Plan::TW, Plan::ROW_BYTES, Plan::POINT_BYTES};
-  static const long no_tap = 0;
   long part = 0, prepared = -1, i = own_chunk(th, counter, Plan::COUNT, part);
   if (i >= Plan::COUNT) return;
   memset(zeros, 0, Plan::ZEROS);
@@ -392,15 +392,14 @@ NPU_NOINLINE void conv2d_winograd(const TX* x, const float* u, Epi& epi, Thread&
       const int parts = (int)min_of(PANEL / TILE_COLS, ceil_div(D::K - col, TILE_COLS));
       for (int t = 0, first = 0; t < tiles.count; t++) {
         const int rows = tiles.rows + (t < tiles.tall);
-        TileArgs a{transformed, off + first, &no_tap, 1, 0, nullptr, nullptr, SEGMENT, nullptr, 0};
-        for (int point = 0; point < Plan::POINTS; point++, a.x += POINT_BYTES) {
+        for (int point = 0; point < Plan::POINTS; point++) {
           const char* w = (const char*)u + pn * Plan::PANEL_BYTES + point * D::C * PANEL * 4;
-          a.prefetch = t == 0 ? w + WINOGRAD_PREFETCH_DISTANCE : w;
-          for (int part = 0; part < parts; part++) {
-            a.w = w + part * TILE_COLS * 4;
-            a.acc = product + point * TILE_ROWS * PANEL + part * TILE_COLS;
-            winograd_product<D::C, LONGEST>(t < tiles.tall ? tiles.tall_fn : tiles.fn, a, rows, product + Plan::SUMS);
-          }
+          const char* ahead = t == 0 ? w + WINOGRAD_PREFETCH_DISTANCE : w;
+          for (int part = 0; part < parts; part++)
+            winograd_product<D::C, LONGEST>(t < tiles.tall ? tiles.tall_fn : tiles.fn, transformed + point * POINT_BYTES,
+                                            off + first, w + part * TILE_COLS * 4,
+                                            product + point * TILE_ROWS * PANEL + part * TILE_COLS, ahead, SEGMENT, rows,
+                                            product + Plan::SUMS);
         }
         for (int r = 0; r < rows; r++) {
           const WinogradTile tile = at[first + r];
