@@ -122,7 +122,14 @@ def _march_flags(kind: str, march: str, machine: str = "", system: str = "") -> 
         return ["-mcpu=" + march]
     name, *extensions = march.split("+")
     without = (f"-mno-{feature.replace('_', '-')}" for feature in refused)
-    return ["-march=" + name, *("-m" + extension for extension in extensions), *without, *width]
+    return ["-march=" + name, *_tuning(kind, name), *("-m" + extension for extension in extensions), *without, *width]
+
+
+def _tuning(kind: str, march: str) -> list[str]:
+    """Return gcc's option for AMD CPUs. Its tuning for them spills addresses to vector registers, which is cheap in
+    other code. In a kernel, the address waits there until the products of the tile before have been computed."""
+    amd = kind == "gcc" and (march.startswith("znver") or (march == "native" and "AMD" in host_cpu().name))
+    return ["-mtune=generic"] if amd else []
 
 
 def _flags(kind: str, march: str, machine: str = "", system: str = "") -> list[str]:

@@ -175,6 +175,16 @@ def test_tiles_that_the_system_refuses_are_not_used(monkeypatch: pytest.MonkeyPa
         assert not any("amx" in f for f in compilers._flags("gcc", "x86-64-v3", "x86_64"))
 
 
+def test_gcc_tunes_for_no_amd_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for maker in ("AMD EPYC", "Intel(R) Xeon(R) Processor"):
+        cpu = host.HostCPU("x86_64", frozenset({"avx2"}), maker)
+        monkeypatch.setattr(compilers, "host_cpu", lambda cpu=cpu: cpu)
+        assert ("-mtune=generic" in compilers._flags("gcc", "native")) == maker.startswith("AMD")
+        assert "-mtune=generic" in compilers._flags("gcc", "znver3+avx512f")
+        assert "-mtune=generic" not in compilers._flags("gcc", "x86-64-v3")
+        assert "-mtune=generic" not in compilers._flags("clang", "native")
+
+
 @pytest.mark.parametrize(
     ("features", "machine", "name", "system"),
     [
