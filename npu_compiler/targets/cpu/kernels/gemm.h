@@ -72,16 +72,18 @@ template <class D, class TA, class TW> struct GemmPlan {
   static constexpr long TALL = min_of(D::M, SLICED_ROWS);
   static constexpr bool SLICED = D::M > 2 * TILE_ROWS && TALL * UNITS_BYTES > SLICE_BYTES;
   static constexpr long SLICE = ceil_div(ceil_div(UNITS, ceil_div(TALL * UNITS_BYTES, SLICE_BYTES)), 16) * 16;
+  // Every block unpacks the weights again.
+  static constexpr BlockLimits LIMITS = Stored::PLAIN ? VECTOR_LIMITS : VECTOR_LIMITS.with_blocks(448 << 10);
   static constexpr Blocking BLOCKING =
       SLICED ? Blocking{ceil_div(D::M, ceil_div(D::M, SLICED_ROWS)), choose_panels(D::B, NP)}
-             : choose_blocking(VECTOR_LIMITS, D::B, D::M, TILE_ROWS, UNITS_BYTES, false, NP, PANEL_BYTES,
+             : choose_blocking(LIMITS, D::B, D::M, TILE_ROWS, UNITS_BYTES, false, NP, PANEL_BYTES,
                                PRODUCTS * D::K * PANEL);
-  static constexpr bool RESIDENT = NP * PANEL_BYTES <= VECTOR_LIMITS.resident_bytes;
+  static constexpr bool RESIDENT = NP * PANEL_BYTES <= LIMITS.resident_bytes;
   static constexpr Division ROWS = divide(D::M, SLICED ? 1 : TILE_ROWS, BLOCKING.block_rows, RESIDENT && !SLICED);
   static constexpr long BLOCKS = ROWS.blocks, Q = ROWS.largest();
   static constexpr long Q_FIRST = ROWS.size(0), Q_LAST = ROWS.size(BLOCKS - 1);
   static constexpr long PG =
-      SLICED ? BLOCKING.chunk_panels : choose_chunk(VECTOR_LIMITS, BLOCKS * D::B, NP, PRODUCTS * D::K * PANEL * Q);
+      SLICED ? BLOCKING.chunk_panels : choose_chunk(LIMITS, BLOCKS * D::B, NP, PRODUCTS * D::K * PANEL * Q);
   static constexpr int NTAPS = 1, LEN = (int)UNITS, SEGMENT = Operands<TA, TW>::SEGMENT;
   static constexpr long GROUP_BYTES = 0, W_IMAGE_BYTES = D::shared_w ? 0 : NP * PANEL_BYTES;
   static constexpr long COPY_BYTES = COPY ? Q * ROW_BYTES : 0;
