@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from npu_compiler.targets.cpu.devices import device_at_hand
-from npu_compiler.targets.cpu.winograd import PANEL, winograd_tile
+from npu_compiler.targets.cpu.winograd import CHANNELS, PANEL, winograd_tile
 
 ROOT = Path(__file__).parent.parent
 KERNELS = ROOT / "npu_compiler" / "targets" / "cpu" / "kernels"
@@ -122,7 +122,7 @@ class Case:
         dims |= {"dil_h": 1, "dil_w": 1, "OH": self.out, "OW": self.out, "G": 1}
         fields = ", ".join(f"{k} = {v}" for k, v in dims.items())
         if self.tile:
-            call = f"conv2d_winograd<D{n}, {self.tile}>((const {t}*)j.x, (const float*)w, e, th, counters)"
+            call = f"conv2d_winograd<D{n}, {self.tile}, {CHANNELS}>((const {t}*)j.x, (const float*)w, e, th, counters)"
             scratch = f"winograd_scratch_bytes<D{n}, {self.tile}>()"
         else:
             call = f"conv2d<D{n}>((const {t}*)j.x, (const {t}*)w, e, th, counters)"

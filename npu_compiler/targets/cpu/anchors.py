@@ -13,6 +13,7 @@ from .devices import CPUCosts
 from .epilogue import emit_epilogue
 from .loops import emit_loops, scratch_bytes
 from .readers import reader_of
+from .winograd import CHANNELS
 
 Place = Callable[[Operand], str]
 
@@ -78,7 +79,7 @@ def _conv2d(k: Convolution, name: str, place: Place) -> str:
         weights = f"(const {kept}*){weights}"
     arguments = f"{place(x)}, {weights}, epi, th, counter"
     if isinstance(k, WinogradConv2d):
-        call = f"conv2d_winograd<{name}_dims, {k.tile}>"
+        call = f"conv2d_winograd<{name}_dims, {k.tile}, {CHANNELS}>"
         scratch = f"winograd_scratch_bytes<{name}_dims, {k.tile}>()"
     elif isinstance(k, Conv2d):
         call, scratch = f"conv2d<{name}_dims>", f"conv2d_scratch_bytes<{name}_dims, {ctype(x)}, {kept}>()"

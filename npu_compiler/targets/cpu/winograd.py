@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from .devices import CPUDevice
 from .pieces import DIRECT, PANEL, TILE, pieces_flops, round_up, time_with_weights
 
+CHANNELS = 256  # whose float32 products are added to one sum; of more, every 256 have their own
 _NEAR, _FAR = 0.75, 1.5  # the interpolation points of F(4x4)
 
 
@@ -74,7 +75,7 @@ def winograd_tile(n: int, oh: int, ow: int, c: int, k: int, dtype: str, device: 
     if dtype != "bfloat16":
         row, pixels = ow + 2 if stride == 1 else round_up(ow, TILE), n * oh * ow * stride * stride
         pieces = pieces_flops(n * oh * row, pixels, 9, c, k, dtype, device)
-        if pieces < direct and dtype == "float32" and c > 256:
+        if pieces < direct and dtype == "float32" and c > CHANNELS:
             return 0  # Winograd's weights, which are larger, were not measured beside so many pieces
         direct = min(direct, pieces)
     best, best_cost = 0, _GAIN * time_with_weights(direct, 9 * c * k * size, device)

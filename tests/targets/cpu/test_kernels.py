@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from npu_compiler.targets.cpu.devices import DEVICES
-from npu_compiler.targets.cpu.winograd import PANEL, filter_transform, winograd_tile
+from npu_compiler.targets.cpu.winograd import CHANNELS, PANEL, filter_transform, winograd_tile
 
 from ...support.kernel_driver import (
     AMX,
@@ -183,7 +183,7 @@ def test_winograd(tmp_path: Path, arch: str, tile: int) -> None:
         bodies.append(conv_struct(i, c))
         scratch.append(f"winograd_scratch_bytes<D{i}, {tile}>()")
         for t in dtypes:
-            call = f"conv2d_winograd<D{i}, {tile}>((const {t}*)a.x, (const float*)a.w, e, th, a.counters);"
+            call = f"conv2d_winograd<D{i}, {tile}, {CHANNELS}>((const {t}*)a.x, (const float*)a.w, e, th, a.counters);"
             bodies.append(entry(f"winograd{i}_{t}", f"Store e{{a, {c.K}}}; {call}"))
     library = build(tmp_path, arch, bodies, scratch)
     rng = np.random.default_rng(8)

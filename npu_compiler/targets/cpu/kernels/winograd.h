@@ -3,7 +3,9 @@
 // (schedule/contractions.py) to [ceil(K/32)][SIDE^2][C][32] float; SIDE is M + 2, or 5 if the stride is 2. Source:
 // Lavin & Gray, "Fast Algorithms for Convolutional Neural Networks" (2016).
 //
-//   conv2d_winograd<D, M>(x, u, epi, th, counter)
+//   conv2d_winograd<D, M, CHANNELS>(x, u, epi, th, counter)
+//
+// Sums of float32 have segments; those of CHANNELS channels are added to one sum, of further channels to another one.
 //
 // A chunk transforms the inputs of a block of tiles to [SIDE^2][tiles][C], multiplies them with the weight panels (one
 // matrix product for each of the SIDE^2 points), and transforms the products back, 14 tiles x 32 channels at once.
@@ -90,7 +92,6 @@ struct WinogradTiles {
 
 constexpr long WINOGRAD_PREFETCH_DISTANCE = 16 << 10;  // in bytes of weights
 constexpr int WINOGRAD_SEGMENT = 16;  // see SEGMENT_F32; shorter, because the transforms have rounding errors, too
-constexpr long WINOGRAD_CHANNELS = 256;  // whose segments are added to one sum; of more, every 256 have their own
 
 template <class D, int M> struct WinogradPlan {
   static_assert(D::R == 3 && D::S == 3 && D::G == 1 && D::stride_h == D::stride_w && D::dil_h == 1 && D::dil_w == 1,
@@ -359,13 +360,13 @@ NPU_INLINE void winograd_product(TileFn compute, const char* x, const int32_t* o
   }
 }
 
-template <class D, int M, class TX, class Epi>
+template <class D, int M, long CHANNELS, class TX, class Epi>
 NPU_NOINLINE void conv2d_winograd(const TX* x, const float* u, Epi& epi, Thread& th, int* counter) {
   using Plan = WinogradPlan<D, M>;
   using F = typename Plan::F;
   constexpr bool FLOAT = is_same<TX, float>::value;
   constexpr int SEGMENT = FLOAT ? WINOGRAD_SEGMENT : SEGMENT_16;
-  constexpr long LONGEST = FLOAT ? WINOGRAD_CHANNELS : D::C;
+  constexpr long LONGEST = FLOAT ? CHANNELS : D::C;
   char* transformed = th.scratch;
   float* product = (float*)(transformed + Plan::TRANSFORMED);
   TX* zeros = (TX*)((char*)product + Plan::PRODUCT);
