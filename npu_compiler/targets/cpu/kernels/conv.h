@@ -21,6 +21,14 @@ struct RowCopy {
   long pixel_bytes, group_bytes;  // sizes of a pixel and of a group's channels in the copy
 };
 
+// Copies n pixels, whose size is a multiple of MOVE_BYTES. They are moved inline: a call of memcpy for each takes as long
+// again as the move.
+constexpr long MOVE_BYTES = 128;
+NPU_INLINE void move_pixels(const char* from, long from_step, char* to, long to_step, long bytes, long n) {
+  for (; n > 0; n--, from += from_step, to += to_step)
+    for (long at = 0; at < bytes; at += MOVE_BYTES) memcpy(to + at, from + at, MOVE_BYTES);
+}
+
 template <class Kind, class TX> NPU_NOINLINE void copy_rows(const TX* x, char* out, const RowCopy& d) {
   const bool dense = d.step == 1 && d.pixel_bytes * Kind::X_PER_UNIT == d.c * Kind::UNIT &&
                      (d.groups == 1 || d.c / d.groups % Kind::X_PER_UNIT == 0);
@@ -59,6 +67,11 @@ template <class Kind, class TX> NPU_NOINLINE void copy_rows(const TX* x, char* o
         pixel &= 0xffffffffffff;
         memcpy(out + p * d.pixel_bytes, &pixel, 8);
       }
+    }
+    if (is_same<Kind, BF16P>::value && d.groups == 1 && d.c * 2 % MOVE_BYTES == 0) {
+      move_pixels((const char*)(from + p * d.step * d.c), d.step * d.c * 2, out + p * d.pixel_bytes, d.pixel_bytes,
+                  d.c * 2, last - p);
+      continue;
     }
     for (; p < last; p++) {
       const TX* pixel = from + p * d.step * d.c;
@@ -177,7 +190,7 @@ template <class D> struct ConvRows {
           else memset(to, 0, (size_t)(Dims::CU * 4));
         }
       }
-      memset(out + UNITS * 4, 0, (size_t)(pitch - UNITS * 4));
+      if constexpr (amx_steps(UNITS).padded) memset(out + UNITS * 4, 0, (size_t)(pitch - UNITS * 4));
     }
   }
 };

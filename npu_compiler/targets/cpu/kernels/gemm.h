@@ -111,7 +111,7 @@ template <class D> struct MatrixRows {
   NPU_INLINE void copy(const bf16* a, long image, long row, long rows, char* out, long pitch) {
     a += image * D::batch_a + row * D::lda;
     for (long q = 0; q < rows; q++, a += D::lda, out += pitch) {
-      memset(out + D::K / 2 * 4, 0, (size_t)(pitch - D::K / 2 * 4));
+      if constexpr (amx_steps(ceil_div(D::K, 2)).padded) memset(out + D::K / 2 * 4, 0, (size_t)(pitch - D::K / 2 * 4));
       copy_units<BF16P>(out, a, D::K);
     }
   }
