@@ -105,11 +105,16 @@ template <class Plan, class Epi> NPU_NOINLINE void amx_epilogue(AmxSums& s, cons
   const int begin = s.next, end = s.next = (int)min_of(s.count, begin + n);
   for (int p = begin; p < end && p < s.after_count; p++)
     if (s.after[p] >= 0) e.prefetch(s.row + s.after[p], s.after_col);
-  int panel = 0;
-  if constexpr (AmxScratch<Plan>::SPAN > 1)  // pairs, because lines that are next to each other are stored faster
-    for (; panel + 2 <= s.panels; panel += 2) amx_epilogue_panels<2, Plan>(s, e, begin, end, panel);
+  if constexpr (AmxScratch<Plan>::SPAN == 1) {
+    amx_epilogue_panels<1, Plan>(s, e, begin, end, 0);
+    return;
+  }
+  int panel = 0;  // pairs, because lines that are next to each other are stored faster
+  for (; panel + 2 <= s.panels; panel += 2) amx_epilogue_panels<2, Plan>(s, e, begin, end, panel);
   for (; panel < s.panels; panel++) amx_epilogue_panels<1, Plan>(s, e, begin, end, panel);
 }
+// The fewest positions of a call between products: a call has as many instructions as the epilogue of three of them.
+constexpr long LEAST_SHARE = 4;
 NPU_INLINE void amx_finish(AmxSums& s) {
   if (s.next < s.count) s.run(s, s.epi, s.count);
 }
@@ -338,7 +343,7 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
         }
         const bool fetch = fetch_block && pn + 1 + S::AHEAD < Plan::G * Plan::NP;  // of the next chunk as well
         const int lines = fetch ? (int)ceil_div(STEP * Stored::UNIT_BYTES, (tiles + 1) / 2 * 64) : 0;
-        const int share = (int)max_of(2, ceil_div(2 * AMX_ROWS, Plan::NTAPS * steps * PRODUCTS));
+        const int share = (int)max_of(LEAST_SHARE, ceil_div(2 * AMX_ROWS, Plan::NTAPS * steps * PRODUCTS));
         float* panel_sums = sums + (SLICED ? (pn - c.begin) * PRODUCTS * S::PANEL_SUMS : 0);
         for (int t = 0; t < tiles; t += 2, turn ^= 1) {
           const bool two = t + 1 < tiles;
