@@ -2,6 +2,7 @@
 
     make bench-quantised                         writes benchmarks/results/cpu_quantised_<CPU>.json
     make bench-quantised ARGS="--model resnet18 --threads 1 --rounds 10"      prints only
+    make bench-quantised ARGS=--table            the table of the stored results of all machines again
 
 The network is quantised by ``npusim quantize``'s code with random images, and the peers read it as ONNX. All take turns
 in one process. The verdict compares the results: those of engines that round a value next to the middle of two integers
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import onnx_file
-from readme import ROOT, hardware, publish, results_path
+from readme import ROOT, hardware, publish, results_path, stored, write_section
 from turns import ratio, summary, take_turns
 
 sys.path.insert(0, str(ROOT))
@@ -72,6 +73,36 @@ def engines(args: argparse.Namespace) -> tuple[dict[str, Callable[[], Any]], dic
     return calls, results
 
 
+def table(machines: Sequence[dict[str, Any]]) -> str:
+    """Return Markdown: a row for the results of each machine."""
+    names = ["npusim", *PEERS]
+    lines = ["| machine | " + " | ".join(names) + " |", "|---|" + "---:|" * len(names)]
+    for results in machines:
+        by = {row["engine"]: row for row in results["rows"]}
+        cells = [f"{by[name]['median_ms']:.1f}" + ("" if by[name]["agrees"] else " ✗") for name in names]
+        cells[0] = f"**{cells[0]}** (×{results['ratio']:.2f}, ×{results['ratio_of_minima']:.2f})"
+        lines.append(f"| {results['hardware']} | " + " | ".join(cells) + " |")
+    days, threads = sorted({r["date"] for r in machines}), {r["threads"] for r in machines}
+    apart = max(row["difference"] for r in machines for row in r["rows"])
+    versions = {f"{k} {v}" for r in machines for k, v in r["versions"].items()}
+    lines += [
+        "",
+        f"Median milliseconds, ResNet-50 in 8 bits, batch 1, {', '.join(map(str, sorted(threads)))} threads, "
+        f"{'/'.join(dict.fromkeys((days[0], days[-1])))}; in brackets the ratio to the faster of the others, median of "
+        "the rounds, and that of the minima. All have the same quantised network, the others as ONNX. Results differ "
+        f"from ONNX Runtime's by at most {apart:.1%} of the largest score, because engines round a value next to the "
+        f"middle of two integers differently; ✗ marks more than {ALLOWED:.0%}. "
+        f"Versions: {', '.join(sorted(versions))}. Command: `make bench-quantised`.",
+    ]
+    return "\n".join(lines)
+
+
+def write_table() -> None:
+    """Put the table of the stored results into the pages about performance."""
+    machines = [r for r in stored("cpu_quantised") if (r["model"], r["batch"]) == ("resnet50", 1)]
+    write_section("quantised", table(machines), readme=False)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Measure and print; the exit status is 1 if the results differ."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -81,7 +112,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--calls", type=int, default=5, help="in a turn")
     parser.add_argument("--out", type=Path, help="default for a run without other arguments: in benchmarks/results")
+    parser.add_argument("--table", action="store_true", help="write the table of the stored results")
     args = parser.parse_args(argv)
+    if args.table:
+        write_table()
+        return 0
     calls, results = engines(args)
     turns = take_turns(calls, args.rounds, args.calls, args.threads)
     reference = results["onnxruntime"]
@@ -104,7 +139,10 @@ def main(argv: list[str] | None = None) -> int:
         "model": args.model, "batch": args.batch, "threads": args.threads,
         "versions": {p: version(p) for p in PEERS}, **found, "rows": rows,
     }  # fmt: skip
-    publish(facts, args.out or (results_path("cpu_quantised", hardware()) if usual else None))
+    out = args.out or (results_path("cpu_quantised", hardware()) if usual else None)
+    publish(facts, out)
+    if out == results_path("cpu_quantised", hardware()):
+        write_table()
     return 0 if agree else 1
 
 
