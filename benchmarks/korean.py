@@ -47,16 +47,16 @@ SENTENCES = {
     ),
     r"Median milliseconds, ResNet-50 in 8 bits, batch 1, ([\d, ]+) threads, ([\d/-]+); in brackets the ratio to the "
     r"faster of the others, median of the rounds, and that of the minima\.": (
-        r"중앙값(밀리초), 8비트 ResNet-50, 배치 1, 스레드 \1개, \2. 괄호 안은 나머지 중 빠른 쪽과 비교한 시간의 비율로, "
-        r"라운드별 비율의 중앙값과 최솟값의 비율입니다."
+        r"중앙값(밀리초), 8비트 ResNet-50, 배치 1, 스레드 \1개, \2. 괄호 안은 나머지 중 빠른 쪽과 비교한 시간의 "
+        r"비율로, 라운드별 비율의 중앙값과 최솟값의 비율입니다."
     ),
     r"All have the same quantised network, the others as ONNX\.": (
         "모두 같은 양자화된 네트워크를 실행하며, 나머지는 ONNX로 읽습니다."
     ),
     r"Results differ from ONNX Runtime's by at most ([\d.]+%) of the largest score, because engines round a value next "
     r"to the middle of two integers differently; ✗ marks more than (\d+%)\.": (
-        r"두 정수의 가운데에 가까운 값을 엔진마다 다르게 반올림하므로, 결과는 ONNX Runtime의 결과와 가장 큰 점수의 최대 "
-        r"\1만큼 다릅니다. ✗는 \2보다 많이 다르다는 표시입니다."
+        r"두 정수의 가운데에 가까운 값을 엔진마다 다르게 반올림하므로, 결과는 ONNX Runtime의 결과와 가장 큰 점수의 "
+        r"최대 \1만큼 다릅니다. ✗는 \2보다 많이 다르다는 표시입니다."
     ),
     r"float16 is a storage type here, arithmetic is float32\.": (
         "여기서 float16은 저장 타입이며, 산술 연산은 float32입니다."
