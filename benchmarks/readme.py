@@ -96,10 +96,14 @@ def publish(results: dict[str, Any], path: Path | None) -> None:
 
 def write_tables(name: str, kind: str, table: Callable[[dict[str, Any]], str], readme: bool = True) -> None:
     """Write the ``table`` of a kind of results for each machine into the pages about performance, and with ``readme``
-    that of ``README_MACHINE``, or else of the first machine, into the README."""
-    tables = {results["hardware"]: table(results) for results in stored(kind)}
-    short = tables.get(README_MACHINE, next(iter(tables.values())))
-    write_section(name, "\n\n".join(tables.values()), readme, short=short)
+    that of one of them into the README."""
+    machines = stored(kind)
+    write_section(name, "\n\n".join(map(table, machines)), readme, short=table(of_readme(machines)))
+
+
+def of_readme(machines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the results of README_MACHINE, or else the first ones."""
+    return next((results for results in machines if results.get("hardware") == README_MACHINE), machines[0])
 
 
 def write_section(name: str, text: str, readme: bool = True, short: str | None = None) -> None:

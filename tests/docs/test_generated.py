@@ -37,7 +37,8 @@ def test_tables_show_the_stored_results(section: str, monkeypatch: pytest.Monkey
     stored = [json.loads(path.read_text(encoding="utf-8")) for path in files]
     module = script("benchmarks", SCRIPTS[section], monkeypatch)
     table = "\n\n".join(map(module.table, stored))
-    short = module.table(stored[0], compared=True) if section == "gpu" else module.table(stored[0])
+    shown = script("benchmarks", "readme", monkeypatch).of_readme(stored)
+    short = module.table(shown, compared=True) if section == "gpu" else module.table(shown)
     korean = script("benchmarks", "korean", monkeypatch).korean(table)
     assert sorted(re.findall(r"\d+", korean)) == sorted(re.findall(r"\d+", table))
     pages = {"README.md": short, "docs/performance.md": table, "docs/performance.ko.md": korean}
@@ -48,14 +49,20 @@ def test_tables_show_the_stored_results(section: str, monkeypatch: pytest.Monkey
         assert re.findall(rf"<!-- bench:{section} -->\n(.*?)\n<!-- /bench -->", written, re.DOTALL) == [text], page
 
 
-def test_the_tables_of_single_ops_show_the_stored_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    stored = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("ops_*.json"))]
-    table = script("benchmarks", "ops_results", monkeypatch).section(stored)
+@pytest.mark.parametrize(
+    ("name", "kind", "module", "function"),
+    [("ops", "ops", "ops_results", "section"), ("quantised", "cpu_quantised", "quantised", "table")],
+)
+def test_one_section_for_all_machines_shows_the_stored_results(
+    name: str, kind: str, module: str, function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob(f"{kind}_*.json"))]
+    table = getattr(script("benchmarks", module, monkeypatch), function)(stored)
     korean = script("benchmarks", "korean", monkeypatch).korean(table)
     pages = {"docs/performance.md": table, "docs/performance.ko.md": korean}
     for page, text in pages.items():
         written = (ROOT / page).read_text(encoding="utf-8")
-        assert re.findall(r"<!-- bench:ops -->\n(.*?)\n<!-- /bench -->", written, re.DOTALL) == [text], page
+        assert re.findall(rf"<!-- bench:{name} -->\n(.*?)\n<!-- /bench -->", written, re.DOTALL) == [text], page
 
 
 def test_a_caption_without_a_translation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
