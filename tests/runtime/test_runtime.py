@@ -194,6 +194,7 @@ def test_a_bound_run_allocates_nothing(executor: Executor) -> None:
         pytest.skip("the C library has no mallinfo2")
     libc.mallinfo2.restype = _MallInfo
     run = executor.bind(handmade.inputs(), [np.empty((3, 4), np.float32), np.empty(3, np.float32)])
+    runs = 2000
     for _ in range(100):
         run()
     gc.collect()
@@ -201,7 +202,7 @@ def test_a_bound_run_allocates_nothing(executor: Executor) -> None:
     tracemalloc.start()
     try:
         python_before, native_before = tracemalloc.get_traced_memory()[0], libc.mallinfo2().uordblks
-        for _ in range(2000):
+        for _ in range(runs):
             run()
         python_after, peak = tracemalloc.get_traced_memory()
         native_after = libc.mallinfo2().uordblks
@@ -210,7 +211,9 @@ def test_a_bound_run_allocates_nothing(executor: Executor) -> None:
         gc.enable()
     assert python_after - python_before < 1024
     assert peak - python_before < 4096  # nothing of the size of a tensor even for a moment
-    assert native_after - native_before < 4096
+    # The smallest block of malloc has 32 bytes, so a run that keeps one would exceed this. Other threads may allocate a
+    # few kilobytes meanwhile, such as the one that reports results to the process that started the tests.
+    assert native_after - native_before < 16 * runs
 
 
 # -- state ----------------------------------------------------------------------------------------------------------
