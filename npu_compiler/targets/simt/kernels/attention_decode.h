@@ -1,24 +1,24 @@
 // Attention of one query position to a cache: a decode step's rotary embedding, cache update, attention and the
 // combination of its parts in one launch.
 //
-// A workgroup processes the HEADS_PER_KV query heads of a key/value head and a range of the keys, a tile of TILE keys at
-// a time. A subgroup computes the scores of 16 keys; the maxima and then the weights of all keys are exchanged through
-// shared memory. After that a subgroup adds 16 elements of every PARTS-th 16 values of the tile, so that no more than
-// PARTS sums of an element have to be added up. What earlier kernels cannot have written, keys and values of earlier
-// positions, is loaded before pdl_wait(): keys directly into fragments of the matrix unit (the order of elements along
-// a summed dim does not matter, so every lane loads 16 contiguous bytes), and values into shared memory. The workgroup
-// whose range contains this position computes its new row. Workgroups without keys exit at once. The others wait at a
-// grid barrier, and then each adds up its share of the results from all parts, in order. (If the last workgroup added
-// up all of them, it would take long, because the next kernel's prefetches come first.) Results do not depend on which
-// workgroup adds up which share.
+// A workgroup processes the HEADS_PER_KV query heads of a key/value head and a range of the keys, a tile of TILE keys
+// at a time. A subgroup computes the scores of 16 keys; the maxima and then the weights of all keys are exchanged
+// through shared memory. After that a subgroup adds 16 elements of every PARTS-th 16 values of the tile, so that no
+// more than PARTS sums of an element have to be added up. What earlier kernels cannot have written, keys and values of
+// earlier positions, is loaded before pdl_wait(): keys directly into fragments of the matrix unit (the order of
+// elements along a summed dim does not matter, so every lane loads 16 contiguous bytes), and values into shared
+// memory. The workgroup whose range contains this position computes its new row. Workgroups without keys exit at once.
+// The others wait at a grid barrier, and then each adds up its share of the results from all parts, in order. (If the
+// last workgroup added up all of them, it would take long, because the next kernel's prefetches come first.) Results
+// do not depend on which workgroup adds up which share.
 //
 // Types of C: T. Constants: HK, SK, D (64 or 128), HEADS_PER_KV; SPLITS: workgroups of a key/value head; SUBGROUPS;
 // MIN_KEYS: the fewest keys of a workgroup; STATE: words of a grid barrier's state; K_H K_S V_H V_S O_H O_D: strides of
 // keys, values and output. SCALE: of the scores, times log2(e), because the kernel computes powers of two.
 //
 // Queries, Row: rendered functors that compute elements of the queries, and of the key or the value at the position.
-// load(i, point) loads the operands of a point into slot i, make(i, point) returns its value from them, and
-// place(point, position) is the offset of a Row's element in the cache.
+// locate(i, point) computes the addresses of a point's operands, load(i) loads them into slot i, make(i, point) returns
+// its value from them, and place(point, position) is the offset of a Row's element in the cache.
 #pragma once
 
 template <class C> struct DecodeAttention {
@@ -27,6 +27,8 @@ template <class C> struct DecodeAttention {
   CONSTANTS int KP = C::D / 32;        // 16-byte pieces of a key that a lane has
   CONSTANTS int TILE = C::SUBGROUPS * KEYS, THREADS = C::SUBGROUPS * 32;
   CONSTANTS int SLICES = C::D / 16, PARTS = C::SUBGROUPS / SLICES;  // subgroups have slices of the elements, and parts
+  CONSTANTS int QUERIES = C::HEADS_PER_KV * C::D;  // elements of the queries
+  CONSTANTS int ROUNDS = (HEADS * C::D + THREADS - 1) / THREADS;
   CONSTANTS int LD = C::D + 8, WEIGHTS_LD = TILE + 8;   // rows in shared memory, padded: no bank conflicts
   CONSTANTS int SLOT = 32 * 6;                          // floats of the sums of a subgroup
   CONSTANTS int ITEMS = C::HEADS_PER_KV * C::D / 4;     // four results each
@@ -89,26 +91,38 @@ template <class C> struct DecodeAttention {
   }
   INLINE int tile_end(int tile) const { return tile + TILE < end ? tile + TILE : end; }
 
-  // Computes qs, the queries of this workgroup followed by zero rows, and new_rows, which are also stored in the caches
-  // by the workgroup whose range contains this position. The last 2 D threads compute the new rows. All loads are
-  // issued before the first value is computed, so that their latencies overlap.
+  // The element of the key, or from D on of the value, that a thread computes: the last 2 D threads have one.
+  INLINE int new_element() const { return at.tid - (THREADS - 2 * C::D); }
+  INLINE uint new_point() const { return (uint)(hk * C::D + new_element() % C::D); }
+
+  // Computes the addresses of all operands of make_rows(), which takes as long as loading them.
   template <class Queries, class Key, class Value>
-  INLINE void make_rows(Queries queries, Key key, Value value, DEVICE T* key_out, DEVICE T* value_out,
-                        int64_t position) {
-    const int rounds = (HEADS * C::D + THREADS - 1) / THREADS, count = C::HEADS_PER_KV * C::D;
-    const int e = at.tid - (THREADS - 2 * C::D);  // of the key; from D on of the value
-    const uint point = (uint)(hk * C::D + (e < C::D ? e : e - C::D));
+  INLINE void locate_rows(THREAD Queries& queries, THREAD Key& key, THREAD Value& value) const {
+#pragma unroll
+    for (int i = 0; i < ROUNDS; i++)
+      if (i * THREADS + at.tid < QUERIES) queries.locate(i, (uint)(hk * QUERIES + i * THREADS + at.tid));
+    if (new_element() >= 0 && new_element() < C::D) key.locate(0, new_point());
+    if (new_element() >= C::D) value.locate(0, new_point());
+  }
+  // Computes qs, the queries of this workgroup followed by zero rows, and new_rows, which are also stored in the caches
+  // by the workgroup whose range contains this position. All loads are issued before the first value is computed, so
+  // that their latencies overlap.
+  template <class Queries, class Key, class Value>
+  INLINE void make_rows(THREAD Queries& queries, THREAD Key& key, THREAD Value& value, DEVICE T* key_out,
+                        DEVICE T* value_out, int64_t position) {
+    const int e = new_element();
+    const uint point = new_point();
     const bool stores = position_row >= begin && position_row < end;
 #pragma unroll
-    for (int i = 0; i < rounds; i++)
-      if (i * THREADS + at.tid < count) queries.load(i, (uint)(hk * count + i * THREADS + at.tid));
-    if (e >= 0 && e < C::D) key.load(0, point);
-    if (e >= C::D) value.load(0, point);
+    for (int i = 0; i < ROUNDS; i++)
+      if (i * THREADS + at.tid < QUERIES) queries.load(i);
+    if (e >= 0 && e < C::D) key.load(0);
+    if (e >= C::D) value.load(0);
     pdl_launch_dependents();  // not earlier: the next kernel's prefetches would delay the loads above
 #pragma unroll
-    for (int i = 0; i < rounds; i++) {
+    for (int i = 0; i < ROUNDS; i++) {
       const int n = i * THREADS + at.tid;
-      if (n < count) qs[n] = narrow<T>(queries.make(i, (uint)(hk * count + n)));
+      if (n < QUERIES) qs[n] = narrow<T>(queries.make(i, (uint)(hk * QUERIES + n)));
       else if (n < HEADS * C::D) qs[n] = narrow<T>(0.0f);
     }
     if (e >= 0 && e < C::D && stores) {
@@ -166,6 +180,10 @@ template <class C> struct DecodeAttention {
       const float maximum = over_rows(m_max(s[0].v[c], s[0].v[c + 2]));
       if (row == 0) maxima[at.subgroup * HEADS + 2 * column + c] = maximum;
     }
+  }
+  // The maxima of a subgroup without keys.
+  INLINE void store_no_maxima() {
+    if (at.lane < HEADS) maxima[at.subgroup * HEADS + at.lane] = -m_inf_float();
   }
   INLINE float over_rows(float maximum) {
 #pragma unroll
@@ -353,19 +371,25 @@ INLINE void attention_decode(
   frag_zero(a.o[1]);
   frag_zero(a.total);
   a.row_max[0] = a.row_max[1] = -m_inf_float();
+  a.locate_rows(queries, key, value);
   pdl_wait();
   a.make_rows(queries, key, value, key_out, value_out, here);
   barrier();
   for (int n = a.begin; n < a.end; n += tile) {
     const int first = n + at.subgroup * 16;
     if (n > a.begin) a.copy_values(n);
+    const bool has_keys = first < a.end;  // all subgroups but those at the end of the last tile
     FragC s[2];
-    if (first + 16 > a.position_row) a.insert_new_key(first);
-    a.scores(s);
-    if (n + tile < a.end) a.load_keys(first + tile);
-    a.store_maxima(s, first);
+    if (has_keys) {
+      if (first <= a.position_row && a.position_row < first + 16) a.insert_new_key(first);
+      a.scores(s);
+      if (n + tile < a.end) a.load_keys(first + tile);
+      a.store_maxima(s, first);
+    } else {
+      a.store_no_maxima();
+    }
     barrier();
-    a.store_weights(s[0]);
+    if (has_keys) a.store_weights(s[0]);
     a.insert_new_value(n);
     copy_async_wait<0>();
     barrier();

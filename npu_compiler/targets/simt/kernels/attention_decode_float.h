@@ -10,8 +10,8 @@
 // floats of a part, the values followed by maximum and sum; COUNTER: integers between the counters of two heads.
 //
 // Queries, Row: rendered functors that compute elements of the queries, and of the key or the value at the position.
-// load(0, point) loads the operands of a point, make(0, point) returns its value from them, and place(point, position)
-// is the offset of a Row's element in the cache.
+// locate(0, point) and load(0) load the operands of a point, make(0, point) returns its value from them, and
+// place(point, position) is the offset of a Row's element in the cache.
 #pragma once
 #include "attention.h"
 
@@ -38,7 +38,8 @@ template <class C> struct FloatDecodeAttention {
   template <class Row> INLINE void make_row(Row row, DEVICE T* cache, int64_t position) {
     for (int n = a.at.tid; n < C::D; n += C::THREADS) {
       const uint point = (uint)(a.hk * C::D + n);
-      row.load(0, point);
+      row.locate(0, point);
+      row.load(0);
       cache[row.place(point, position)] = narrow<T>(row.make(0, point));
     }
   }
@@ -48,7 +49,8 @@ template <class C> struct FloatDecodeAttention {
   INLINE void make_queries(Queries queries, SMEM float* memory, THREAD float (&x)[C::ROWS][C::ITEM]) {
     for (int n = a.at.tid; n < HEADS_PER_KV * C::D; n += C::THREADS) {
       const uint point = (uint)(a.hk * HEADS_PER_KV * C::D + n);
-      queries.load(0, point);
+      queries.locate(0, point);
+      queries.load(0);
       memory[n] = to_f32(narrow<T>(queries.make(0, point))) * C::SCALE;
     }
     device_barrier();  // the new rows are in memory, too

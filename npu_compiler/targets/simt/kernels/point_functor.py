@@ -13,9 +13,9 @@ from ..lang.vectorize import decode, scalars_for
 def point_functor(f: Function, part: Loops, name: str, first: int, rounds: int) -> str:
     """Define functor ``name`` for the points of ``part``, and return the expression that instantiates it.
 
-    The inputs of ``part`` are the function's from ``first`` on. ``load(i, point)`` loads the operands of a point into
-    slot i of ``rounds``, ``make(i, point)`` returns its value, and ``place(point, position)`` the offset of its store.
-    Loads that a ``where`` guards are clamped to their operands.
+    The inputs of ``part`` are the function's from ``first`` on. ``locate(i, point)`` computes the addresses of a
+    point's operands, ``load(i)`` loads them into slot i of ``rounds``, ``make(i, point)`` returns its value, and
+    ``place(point, position)`` the offset of its store. Loads that a ``where`` guards are clamped to their operands.
     """
     members, nest = Members(f, name), build_nest(part)
     out, (step,) = members.lines, nest.steps
@@ -31,15 +31,19 @@ def point_functor(f: Function, part: Loops, name: str, first: int, rounds: int) 
 
     for n, x in enumerate(early):
         out.declare(ctype(x.dtype), f"x{n}[{rounds}]")
-    with out.method("void load(int i, uint point)"):
+        out.declare(f"DEVICE const {ctype(x.dtype)}*", f"from{n}[{rounds}]")
+    with out.method("void locate(int i, uint point)"):
         s = scalars()
         for n, x in enumerate(early):
             op, at = nest.inputs[x.value.operand], s.address(x)
             if x.value.guarded:
                 last = sum((size - 1) * step for size, step in zip(op.shape, op.strides, strict=True))
-                out.let("int64_t", f"at{n}", at)
-                at = f"(at{n} < 0 ? 0 : at{n} < {last} ? at{n} : {last})"
-            out.assign(f"x{n}[i]", f"{s.pointers[x.value.operand]}[{at}]")
+                out.let("int64_t", f"free{n}", at)
+                at = f"(free{n} < 0 ? 0 : free{n} < {last} ? free{n} : {last})"
+            out.assign(f"from{n}[i]", f"{s.pointers[x.value.operand]} + {at}")
+    with out.method("void load(int i)"):
+        for n in range(len(early)):
+            out.assign(f"x{n}[i]", f"*from{n}[i]")
     with out.method("float make(int i, uint point)"):
         s = scalars()
         s.bound |= {x: stored(f"x{n}[i]", x.dtype) for n, x in enumerate(early)}
