@@ -14,7 +14,7 @@ from torch import nn
 from npu_compiler import target_config
 from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.frontend import capture, state_dict_numpy
-from npu_compiler.targets.simt.kernels import depthwise, loops, transposed
+from npu_compiler.targets.simt.kernels import depthwise, gemm, loops, transposed
 from npu_runtime import Executor
 
 from ...models.gate import Args, cast, compile_and_run, compile_whole, expect, run
@@ -115,6 +115,27 @@ def checked(name: str, make: Callable[[], tuple[nn.Module, Args]], dtype: str) -
 def test_shape(dtype: str) -> None:
     for name, make in shared(CASES, dtype).items():
         checked(name, make, dtype)
+
+
+FLOAT_PRODUCTS: Cases = {
+    "product": lambda: product(131, 71, 37),
+    "product-vectors": lambda: product(40, 136, 48),
+    "product-transposed": lambda: (Call(lambda x, w: x.mT @ w.mT), (torch.randn(35, 66), torch.randn(34, 35))),
+    "conv": lambda: conv(9, 12, 36, kernel_size=3, padding=1),
+    "conv-groups": lambda: conv(6, 64, 72, kernel_size=(3, 2), groups=2),
+}
+
+
+# The second stands for the largest of the table, which needs more shared memory than Apple's GPUs have.
+SIMPLE_TILES = [gemm.SimpleTile(*sizes, 1.0) for sizes in ((64, 64, 4, 4), (64, 64, 8, 8), (128, 32, 4, 4))]
+
+
+@pytest.mark.parametrize("tile", SIMPLE_TILES, ids=lambda t: f"{t.m}x{t.n}-{t.rows}x{t.columns}")
+def test_tiles_of_float_arithmetic(tile: gemm.SimpleTile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemm, "choose_simple_tile", lambda p, dialect: tile)
+    for name, make in FLOAT_PRODUCTS.items():
+        source = "".join(checked(name, make, "float32").sources.values())
+        assert f"TILE_M = {tile.m}, TILE_N = {tile.n}" in source, name
 
 
 def test_a_product_without_rows() -> None:

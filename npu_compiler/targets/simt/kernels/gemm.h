@@ -1,8 +1,7 @@
 // Matrix products and convolutions: C = epilogue(A B^T), where A is [BATCH, M, K] or an image, B [BATCH or 1, N, K].
 //
-// A workgroup computes a tile of TILE_M x TILE_N results, TILE_K terms at a time. simple_gemm uses float arithmetic: 64
-// x 64 results by 256 threads. mma_gemm uses the matrix unit, with a ring buffer of STAGES in shared memory for the
-// operands.
+// A workgroup computes a tile of TILE_M x TILE_N results, TILE_K terms at a time. mma_gemm uses the matrix unit, with a
+// ring buffer of STAGES in shared memory for the operands; simple_gemm.h has the kernel in float arithmetic.
 //
 // Constants of D: M, N, K; BATCH of products, or of the groups of a convolution (GROUPED), whose results are side by
 // side along the columns; SPLITS: parts of K, whose results are separate outputs; PRODUCTS 2: columns alternate between
@@ -96,82 +95,6 @@ template <class D> INLINE int gemm_row(THREAD const GemmTile& tile, int m) {
 }
 template <class D> INLINE int gemm_column(THREAD const GemmTile& tile, int n) {
   return D::BATCH > 1 && D::GROUPED ? tile.batch * D::N + n : n / D::PRODUCTS;
-}
-
-// -- float arithmetic
-// One thread's four elements of a tile of 64 rows by 16 terms of an operand.
-template <class S> struct SimpleTile {
-  typedef typename S::O O;
-  CONSTANTS int PITCH = 68;  // floats between two terms
-  CONSTANTS int ROWS = O::ALONG_K ? 4 : 1;
-  typename S::Row rows[ROWS];
-
-  static INLINE int row(int tid, int i) { return O::ALONG_K ? tid / 16 + i * 16 : tid % 64; }
-  static INLINE int term(int tid, int i) { return O::ALONG_K ? tid % 16 : tid / 64 + i * 4; }
-  INLINE void setup(int first, int batch, int tid) {
-#pragma unroll
-    for (int i = 0; i < ROWS; i++) rows[i] = S::row(first + row(tid, i), batch);
-  }
-  template <class Sum> INLINE void load(SMEM Sum* to, DEVICE const typename O::T* from, int k0, int tid) const {
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const int k = k0 + term(tid, i), n = O::ALONG_K ? i : 0;
-      const Sum x = S::has(rows[n], k) ? (Sum)widen(from[S::at(rows[n], k)]) : (Sum)0;
-      to[term(tid, i) * PITCH + row(tid, i)] = x;
-    }
-  }
-};
-
-template <class D, class Left, class Right, class E>
-INLINE void simple_gemm(Left, DEVICE const typename Left::O::T* a, Right, DEVICE const typename Right::O::T* b,
-                        SMEM typename D::Sum* as, SMEM typename D::Sum* bs, THREAD const E& epilogue, Thread th) {
-  typedef typename D::Sum Sum;
-  ASSUME(th.tid >= 0 && th.tid < D::THREADS);
-  const int PITCH = SimpleTile<Left>::PITCH;
-  const GemmTile tile = gemm_tile<D>(th.workgroup);
-  const int steps = (D::K + 16 * D::SPLITS - 1) / (16 * D::SPLITS);
-  SimpleTile<Left> left;
-  SimpleTile<Right> right;
-  left.setup(tile.m * 64, tile.batch, th.tid);
-  right.setup(tile.n * 64, tile.batch, th.tid);
-  Sum acc[4][4] = {};
-  const int tx = th.tid % 16 * 4, ty = th.tid / 16 * 4;
-  for (int step = 0; step < steps; step++) {
-    const int k0 = (tile.split * steps + step) * 16;
-    left.load(as, a, k0, th.tid);
-    right.load(bs, b, k0, th.tid);
-    barrier();
-    Sum sum[4][4] = {};  // partial sums of 16 terms reduce the rounding error
-#pragma unroll
-    for (int k = 0; k < 16; k++) {
-      Sum x[4], y[4];
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
-        x[i] = as[k * PITCH + ty + i];
-        y[i] = bs[k * PITCH + tx + i];
-      }
-#pragma unroll
-      for (int i = 0; i < 4; i++)
-#pragma unroll
-        for (int j = 0; j < 4; j++) sum[i][j] += x[i] * y[j];
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-#pragma unroll
-      for (int j = 0; j < 4; j++) acc[i][j] += sum[i][j];
-    barrier();
-  }
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const int m = tile.m * 64 + ty + i;
-    if (m >= D::M) break;
-#pragma unroll
-    for (int j = 0; j < 4; j += E::WIDTH * D::PRODUCTS) {
-      const int n = tile.n * 64 + tx + j;
-      if (n >= D::N) break;
-      epilogue.store(gemm_row<D>(tile, m), gemm_column<D>(tile, n), acc[i] + j);
-    }
-  }
 }
 
 // -- the matrix unit

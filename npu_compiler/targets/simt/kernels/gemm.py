@@ -144,6 +144,30 @@ class Tile:
         return self.subgroups_m * self.subgroups_n * SUBGROUP
 
 
+class SimpleTile(NamedTuple):
+    """A workgroup computes ``m`` x ``n`` results in float arithmetic, a thread ``rows`` x ``columns`` of them.
+    ``rate``: results that a unit computes in the same time, as a fraction of the largest tile's."""
+
+    m: int
+    n: int
+    rows: int
+    columns: int
+    rate: float
+
+    @property
+    def threads(self) -> int:
+        """The threads of a workgroup."""
+        return self.m // self.rows * (self.n // self.columns)
+
+
+SIMPLE_TERMS = 16  # of a step, whose sums are added up before they are added to others
+SIMPLE_TILES = (
+    SimpleTile(128, 128, 8, 8, 1.0),
+    SimpleTile(64, 64, 4, 4, 0.7),
+    SimpleTile(128, 32, 4, 4, 0.7),
+)
+
+
 def choose_tile(p: Product, dialect: Dialect) -> Tile:
     """Return the largest tile for the matrix unit that still keeps every unit of the device busy."""
     small = Tile(64, 64, 32, 2, 2)
@@ -222,13 +246,27 @@ def _groups(p: Product, tile: Tile) -> int:
     return blocks(p.m, tile.m) * blocks(p.n, tile.n) * p.batch * p.splits
 
 
+def choose_simple_tile(p: Product, dialect: Dialect) -> SimpleTile:
+    """Choose the tile of a product in float arithmetic: the one with the least work of the unit that has most tiles."""
+    units, small = dialect.device.units, dialect.device.shared_bytes < 64 << 10
+
+    def cost(t: SimpleTile) -> float:
+        count = blocks(p.m, t.m) * blocks(p.n, t.n) * p.batch * p.splits
+        return blocks(count, units) * t.m * t.n / t.rate
+
+    return min((t for t in SIMPLE_TILES if not (small and t.m * t.n > 64 * 64)), key=cost)
+
+
 def _simple_gemm(kernel: Gemm | Conv2d, dialect: Dialect) -> Emission:
-    """Return a function that computes tiles of 64 x 64 results in the arithmetic of the sums, 4 x 4 per thread."""
-    f, tile, p = Function(kernel, dialect), Tile(64, 64, 16, 2, 4), product_of(kernel)
+    """Return a function that computes tiles of the result in the arithmetic of the sums."""
+    f, p = Function(kernel, dialect), product_of(kernel)
+    simple = choose_simple_tile(p, dialect)
+    tile = Tile(simple.m, simple.n, SIMPLE_TERMS, subgroups_n=simple.threads // SUBGROUP)
     operands, total = _operands(kernel, f, p), (operand_type(kernel) or FLOATS).sum_ctype
-    shared = [f.array(total, name, 16 * 68) for name in ("as", "bs")]
+    shared = [f.array(total, name, 2 * SIMPLE_TERMS * (n + 4)) for name, n in (("as", tile.m), ("bs", tile.n))]
     epilogue = _epilogue(kernel, f, p, 4 // p.products if p.n % 4 == 0 else 1)
-    f.template("simple_gemm", "gemm.h", {"Sum": total}, _sizes(kernel, p, tile), *operands, *shared, epilogue)
+    sizes = _sizes(kernel, p, tile) | dict(ROWS=simple.rows, COLUMNS=simple.columns)
+    f.template("simple_gemm", "simple_gemm.h", {"Sum": total}, sizes, *operands, *shared, epilogue)
     return f.finish(_groups(p, tile), tile.threads)
 
 
