@@ -236,9 +236,11 @@ class Operands:
         self._kernel(Loops(label="copy", inputs=(source,), outputs=(out,), body=body, sources=sources))
 
     def _copy_out(self, name: str, v: Value) -> Buffer:
-        buffer = self._buffer("output", v.dtype, v.shape, name)
-        source = self.operand(v)
-        self._emit_copy(source, Operand(buffer, v.shape, contiguous_strides(v.shape)), v.node.sources)
+        buffer, ordered = self._buffer("output", v.dtype, v.shape, name), v
+        while ordered.op == "reshape":  # which keeps the order of elements, but may need a copy of its own
+            ordered = ordered.node.inputs[0]
+        out = Operand(buffer, ordered.shape, contiguous_strides(ordered.shape))
+        self._emit_copy(self.operand(ordered), out, v.node.sources)
         return buffer
 
     def _update_states(self) -> None:

@@ -230,6 +230,16 @@ def test_results_go_through_permutes_into_outputs_and_concatenations() -> None:
     assert "copy" not in kinds(kernels)
 
 
+def test_an_output_that_is_permuted_and_reshaped_is_copied_once() -> None:
+    def build(g: Graph) -> None:
+        a, s = g.input("a", (2, 6, 4), "float32"), g.state("s", (3, 4), "float32")
+        shuffled = a.reshape(2, 2, 3, 4).permute(0, 2, 1, 3).reshape(2, 6, 4)
+        g.outputs = [("shuffled", shuffled), ("flat", shuffled.reshape(48)), ("turned", s.permute(1, 0).reshape(12))]
+
+    _, kernels = scheduled(build)
+    assert kinds(kernels) == ["copy"] * 3
+
+
 def test_rows_that_repeat_are_no_strides_of_a_product() -> None:
     def build(g: Graph) -> None:
         a, w = g.input("a", (1, 6), "float32"), g.weight("w", (6, 5), "float32")
