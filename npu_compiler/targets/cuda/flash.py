@@ -20,7 +20,7 @@ def supports_attention(kernel: Attention) -> bool:
     if not kernel.inputs[0].shape[2]:
         return False
     masked = len(kernel.inputs) > 3 and not kernel.by_position
-    sizes = kernel.inputs[0].shape[3] in (64, 128) and kernel.splits == 1
+    sizes = kernel.inputs[0].shape[3] == kernel.inputs[2].shape[3] in (64, 128) and kernel.splits == 1
     rows = all(s > 0 for o in kernel.inputs[:3] for s, n in zip(o.strides, o.shape, strict=True) if n > 1)
     return sizes and rows and not masked
 

@@ -5,13 +5,14 @@
 // Sources: Dao, "FlashAttention-2" (2023), https://arxiv.org/abs/2307.08691; Milakov and Gimelshein, "Online normalizer
 // calculation for softmax" (2018).
 //
-// Types of C: T, Mask. Constants: B H SQ SK D; HEADS_PER_KV: query heads of a key/value head; the strides Q_B Q_H Q_S
-// of the queries, K_*, V_*, O_* of the output, M_* (also M_D) of the mask; LIMIT: stride of the positions; THREADS:
-// those that compute the range of keys. MASKED: there is a mask, boolean (BOOLEAN) or added to the scores. TILED: a
-// boolean mask is loaded in tiles with the keys. BY_POSITION: a query attends to the keys up to its position. CAUSAL:
-// up to its own row. LIMITED: keys beyond the largest position are not read. POSITIONS_ARE_INPUTS: no preceding kernel
-// writes the positions. SCALE: of the scores, times log2(e), because the kernel computes powers of two. SCALE_LATE: the
-// scale is applied when exponents are computed, in one instruction with the subtraction.
+// Types of C: T, Mask. Constants: B H SQ SK; D, DV: elements of a key and of a value; HEADS_PER_KV: query heads of a
+// key/value head; the strides Q_B Q_H Q_S of the queries, K_*, V_*, O_* of the output, M_* (also M_D) of the mask;
+// LIMIT: stride of the positions; THREADS: those that compute the range of keys. MASKED: there is a mask, boolean
+// (BOOLEAN) or added to the scores. TILED: a boolean mask is loaded in tiles with the keys. BY_POSITION: a query
+// attends to the keys up to its position. CAUSAL: up to its own row. LIMITED: keys beyond the largest position are not
+// read. POSITIONS_ARE_INPUTS: no preceding kernel writes the positions. SCALE: of the scores, times log2(e), because
+// the kernel computes powers of two. SCALE_LATE: the scale is applied when exponents are computed, in one instruction
+// with the subtraction.
 #pragma once
 
 INLINE float added_to(float score, bool8) { return score; }
@@ -155,7 +156,7 @@ template <class C> struct FlashRows {
   }
   INLINE void rescale(THREAD FragC* o, THREAD const float* rescaling) const {
 #pragma unroll
-    for (int n = 0; n < C::D / 8; n++)
+    for (int n = 0; n < C::DV / 8; n++)
 #pragma unroll
       for (int e = 0; e < 4; e++) o[n].v[e] *= rescaling[e / 2];
   }
@@ -168,7 +169,7 @@ template <class C> struct FlashRows {
       if (i >= C::SQ) continue;
       DEVICE T* const to = out + ((int64_t)b * C::O_B + (int64_t)h * C::O_H + (int64_t)i * C::O_S);
 #pragma unroll
-      for (int n = 0; n < C::D / 8; n++) {
+      for (int n = 0; n < C::DV / 8; n++) {
         const Vec<T, 2> pair = {{narrow<T>(o[n].v[2 * r] * scale), narrow<T>(o[n].v[2 * r + 1] * scale)}};
         *(DEVICE Vec<T, 2>*)(to + n * 8 + frag_column(at.lane, 2 * r)) = pair;
       }
@@ -178,22 +179,23 @@ template <class C> struct FlashRows {
 
 template <class C> struct Flash {
   typedef typename C::T T;
-  CONSTANTS int LD = C::D + 8, SIZE = C::KEYS * LD;
+  CONSTANTS int LD = C::D + 8, SIZE = C::KEYS * LD;          // of a tile of keys
+  CONSTANTS int VALUE_LD = C::DV + 8, VALUES = C::KEYS * VALUE_LD;  // of a tile of values
   FlashRows<C> rows;
   DEVICE const T* q;
   DEVICE const T* k;
   DEVICE const T* v;
-  SMEM T* ks;  // [2, KEYS, LD]: two tiles of keys, and of values
-  SMEM T* vs;
+  SMEM T* ks;  // [2, KEYS, LD]: two tiles
+  SMEM T* vs;  // [2, KEYS, VALUE_LD]
 
-  // Copies ROWS rows of D elements, `pitch` elements apart, from row `first` of `count` on.
-  INLINE void copy_rows(SMEM T* to, DEVICE const T* base, int pitch, int first, int count) {
-    const int pieces = C::D / 8;
+  // Copies ROWS rows of `width` elements, `pitch` elements apart, from row `first` of `count` on.
+  INLINE void copy_rows(SMEM T* to, DEVICE const T* base, int pitch, int first, int count, int width) {
+    const int pieces = width / 8;
 #pragma unroll
     for (int c = rows.at.tid; c < C::ROWS * pieces; c += C::THREADS) {
       const int r = c / pieces, d = c % pieces * 8, i = first + r;
       const bool ok = i < count;
-      copy_async16(to + r * LD + d, base + (int64_t)(ok ? i : 0) * pitch + d, ok);
+      copy_async16(to + r * (width + 8) + d, base + (int64_t)(ok ? i : 0) * pitch + d, ok);
     }
   }
 
@@ -210,8 +212,8 @@ template <class C> struct Flash {
 
   INLINE void copy_tile(int step, int slot) {
     const int64_t b = rows.b, hk = rows.hk;
-    copy_rows(ks + slot * SIZE, k + (b * C::K_B + hk * C::K_H), C::K_S, step * C::KEYS, C::SK);
-    copy_rows(vs + slot * SIZE, v + (b * C::V_B + hk * C::V_H), C::V_S, step * C::KEYS, C::SK);
+    copy_rows(ks + slot * SIZE, k + (b * C::K_B + hk * C::K_H), C::K_S, step * C::KEYS, C::SK, C::D);
+    copy_rows(vs + slot * VALUES, v + (b * C::V_B + hk * C::V_H), C::V_S, step * C::KEYS, C::SK, C::DV);
     if (C::TILED) copy_mask(step, slot);
   }
 
@@ -235,9 +237,9 @@ template <class C> struct Flash {
       FragA<T> w;
       frag_a_from_c(w, s[2 * n], s[2 * n + 1]);
 #pragma unroll
-      for (int e = 0; e < C::D / 8; e += 2) {
+      for (int e = 0; e < C::DV / 8; e += 2) {
         FragB<T> left, right;
-        frag_load_transposed(left, right, values + n * (16 * LD) + e * 8, LD, rows.at.lane);
+        frag_load_transposed(left, right, values + n * (16 * VALUE_LD) + e * 8, VALUE_LD, rows.at.lane);
         frag_mma(o[e], w, left);
         frag_mma(o[e + 1], w, right);
       }
@@ -253,7 +255,7 @@ template <class C> struct Flash {
     rows.q0 = rows.tile * C::ROWS;
     rows.range();
     // the queries pass through the first tile of keys
-    copy_rows(ks, q + ((int64_t)rows.b * C::Q_B + (int64_t)rows.h * C::Q_H), C::Q_S, rows.q0, C::SQ);
+    copy_rows(ks, q + ((int64_t)rows.b * C::Q_B + (int64_t)rows.h * C::Q_H), C::Q_S, rows.q0, C::SQ, C::D);
     copy_async_commit();
     copy_async_wait<0>();
     barrier();
@@ -261,9 +263,9 @@ template <class C> struct Flash {
 #pragma unroll
     for (int n = 0; n < C::D / 16; n++) frag_load_a(x[n], ks + rows.at.subgroup * (16 * LD) + n * 16, LD, rows.at.lane);
     barrier();
-    FragC o[C::D / 8];
+    FragC o[C::DV / 8];
 #pragma unroll
-    for (int n = 0; n < C::D / 8; n++) frag_zero(o[n]);
+    for (int n = 0; n < C::DV / 8; n++) frag_zero(o[n]);
     rows.start();
     const int steps = (rows.valid + C::KEYS - 1) / C::KEYS;
     if (steps > 0) copy_tile(0, 0);
@@ -278,7 +280,7 @@ template <class C> struct Flash {
       float rescaling[2];
       rows.softmax(s, rescaling, step);
       rows.rescale(o, rescaling);
-      add_values(o, s, vs + (step & 1) * SIZE);
+      add_values(o, s, vs + (step & 1) * VALUES);
     }
     rows.store(o, out);
   }

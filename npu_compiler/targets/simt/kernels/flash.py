@@ -20,8 +20,8 @@ def is_flash(kernel: Attention, dialect: Dialect) -> bool:
     q, k, v = kernel.inputs[:3]
     d, dv = q.shape[3], v.shape[3]
     dense = all(o.strides[3] == 1 and not any(s % 8 for s in (*o.strides[:3], o.offset)) for o in (q, k, v))
-    out = kernel.outputs[0]
-    fits = d == dv and d % 16 == 0 and d <= 128 and out.strides[3] == 1 and not any(s % 2 for s in out.strides[:3])
+    out, width = kernel.outputs[0], max(d, dv)
+    fits = d % 16 == dv % 16 == 0 and width <= 128 and out.strides[3] == 1 and not any(s % 2 for s in out.strides[:3])
     many = q.dtype in dialect.matrix_types and q.shape[2] >= MIN_QUERIES and not kernel.scaled
     return dialect.fragment_access and many and dense and fits
 
@@ -29,11 +29,10 @@ def is_flash(kernel: Attention, dialect: Dialect) -> bool:
 def emit_flash(kernel: Attention, dialect: Dialect) -> Emission:
     """Return the function of an ``attention`` kernel for which :func:`is_flash`."""
     f, rows, keys, threads = Function(kernel, dialect, explicit_wait=True), 64, 64, 128
-    q, d = kernel.inputs[0], kernel.inputs[0].shape[3]
+    q, k, v = kernel.inputs[:3]
     mask, positions = mask_and_positions(kernel)
     types, sizes = flash_sizes(kernel, rows, keys, threads)
-    size = keys * (d + 8)
-    arrays = [f.array(types["T"], name, 2 * size) for name in ("ks", "vs")]
+    arrays = [f.array(types["T"], name, 2 * keys * (o.shape[3] + 8)) for name, o in (("ks", k), ("vs", v))]
     arrays.append(f.array("int", "ms", rows * keys // 2) if sizes["TILED"] else "nullptr")
     arrays.append(f.array("int", "limit", threads // 16) if sizes["LIMITED"] else "nullptr")
     operands = [f.pointer(n) if n is not None else "nullptr" for n in (0, 1, 2, mask, positions, ~0)]
@@ -62,11 +61,11 @@ def flash_sizes(kernel: Attention, rows: int, keys: int, threads: int) -> tuple[
     tiled = tiled and mask is not None and not any(s % 16 for s in (*mask.strides[:3], mask.offset))
     scale = kernel.scale * math.log2(math.e)
     sizes: dict[str, bool | int | float] = dict(
-        B=q.shape[0], H=q.shape[1], SQ=q.shape[2], SK=k.shape[2], D=q.shape[3], HEADS_PER_KV=q.shape[1] // k.shape[1],
-        ROWS=rows, KEYS=keys, THREADS=threads, LIMIT=limits.strides[0] if limits else 0, MASKED=mask is not None,
-        BOOLEAN=boolean, TILED=tiled, BY_POSITION=kernel.by_position, CAUSAL=kernel.causal,
-        LIMITED=kernel.limited, POSITIONS_ARE_INPUTS=bool(kernel.limited and limits and limits.buffer.is_input),
-        SCALE=float(scale),
+        B=q.shape[0], H=q.shape[1], SQ=q.shape[2], SK=k.shape[2], D=q.shape[3], DV=v.shape[3],
+        HEADS_PER_KV=q.shape[1] // k.shape[1], ROWS=rows, KEYS=keys, THREADS=threads,
+        LIMIT=limits.strides[0] if limits else 0, MASKED=mask is not None, BOOLEAN=boolean, TILED=tiled,
+        BY_POSITION=kernel.by_position, CAUSAL=kernel.causal, LIMITED=kernel.limited,
+        POSITIONS_ARE_INPUTS=bool(kernel.limited and limits and limits.buffer.is_input), SCALE=float(scale),
         SCALE_LATE=scale >= 0 and (mask is None or boolean),
         **strides("Q", q), **strides("K", k), **strides("V", v), **strides("O", out), **strides("M", mask),
     )  # fmt: skip

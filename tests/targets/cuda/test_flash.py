@@ -1,0 +1,51 @@
+"""Attention of many queries on NVIDIA's matrix unit, with keys and values of different sizes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import npu_compiler
+from npu_compiler.frontend import capture
+
+from ...models.gate import Args, compile_and_run, expect
+from ...support import cuda_gpu
+
+SIZES = [(32, 48), (48, 32), (128, 64), (64, 128), (80, 80)]
+
+
+class Attention(nn.Module):
+    def __init__(self, causal: bool):
+        super().__init__()
+        self.causal = causal
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, enable_gqa=True)
+
+
+def operands(queries: int, keys: int, d: int, dv: int) -> Args:
+    torch.manual_seed(d + dv)
+    shapes = ((2, 4, queries, d), (2, 2, keys, d), (2, 2, keys, dv))
+    return tuple(torch.randn(s) for s in shapes)
+
+
+@cuda_gpu.compiles()
+@pytest.mark.parametrize(("d", "dv"), SIZES)
+def test_it_takes_one_kernel(d: int, dv: int) -> None:
+    args = tuple(x.bfloat16() for x in operands(40, 70, d, dv))
+    program = npu_compiler.compile(capture(Attention(False), args), target="cuda")
+    assert len(program.entries["main"].calls) == 1
+    assert "flash<" in program.sources["kernels.cu"]
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(bool(cuda_gpu.reason()), reason=cuda_gpu.reason() or "there is a GPU")
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("d", "dv"), SIZES)
+def test_it_passes_the_gate(d: int, dv: int, causal: bool) -> None:
+    runs = [operands(*lengths, d, dv) for lengths in ((130, 130), (40, 200))[: 1 if causal else 2]]
+    for run in runs:
+        wanted = expect(Attention(causal), [run], "bfloat16")
+        wanted.check(compile_and_run(Attention(causal), [run], "bfloat16", cuda_gpu.backend()))
