@@ -201,6 +201,32 @@ def test_what_faults_in_hardware_ends_the_process(model: Path, number: int, mess
     assert run.returncode == -signal.SIGABRT and run.stderr.startswith("AMX model: #") and message in run.stderr
 
 
+HALVES = """
+#include "conv.h"
+using namespace npu;
+template <long SIZE, long CHANNELS, long FILTERS, long TAPS> struct Layer {
+  static constexpr long N = 1, H = SIZE, W = SIZE, C = CHANNELS, K = FILTERS, R = TAPS, S = TAPS, G = 1, OH = SIZE;
+  static constexpr long OW = SIZE, stride_h = 1, stride_w = 1, dil_h = 1, dil_w = 1, pad_t = TAPS / 2, pad_l = TAPS / 2;
+};
+template <class D> long second_half() {
+  using Plan = typename AmxConv<D, bf16>::Plan;
+  return Plan::first_row(0, Chunk<Plan>::of(Chunk<Plan>::COUNT / 2).block);
+}
+extern "C" __attribute__((visibility("default"))) void halves(long* rows) {
+  rows[0] = second_half<Layer<14, 1024, 256, 1>>(), rows[1] = second_half<Layer<14, 256, 1024, 1>>();
+  rows[2] = second_half<Layer<28, 128, 128, 3>>();
+}
+"""
+
+
+def test_two_threads_have_the_same_rows_in_the_convolutions_of_a_network(tmp_path: Path) -> None:
+    """Each would read from the other one's cache what it has not computed itself."""
+    path, rows = tmp_path / "halves.so", (ctypes.c_long * 3)()
+    path.write_bytes(build_shared({"halves.cpp": HALVES}, KERNELS, more_flags=FLAGS))
+    ctypes.CDLL(str(path)).halves(rows)
+    assert rows[:] == [14 * 14 // 2, 14 * 14 // 2, 28 * 28 // 2]
+
+
 def test_a_program_says_that_tiles_are_refused(amx: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
     program = npu_compiler.compile(capture(net, (x,)), target=amx)

@@ -262,7 +262,16 @@ template <class D, class TW, bool DIVIDE = true> struct AmxConvPlan {
   static constexpr Blocking BLOCKING =
       choose_blocking(AMX_COPY_LIMITS, D::N, D::OH, quantum_rows(), PHASES * SH * WIDTH * PIXEL, true, G * NP,
                       UNITS * BF16P::W_BYTES, D::OW * D::R * D::S * CG * PANEL);
-  static constexpr long BH = BLOCKING.block_rows, ROW_BLOCKS = ceil_div(D::OH, BH);
+  // An even number of equal blocks instead of an odd one, as in AmxGemmPlan: two threads would both copy the block in
+  // the middle.
+  static constexpr long block_rows() {
+    const long blocks = ceil_div(D::OH, BLOCKING.block_rows);
+    for (long even = blocks - 1; D::N * blocks % 2 == 1 && 2 * even > blocks; even -= 2)
+      if (D::OH % even == 0 && D::OH / even * PHASES * SH * WIDTH * PIXEL <= AMX_COPY_LIMITS.block_bytes)
+        return D::OH / even;
+    return BLOCKING.block_rows;
+  }
+  static constexpr long BH = block_rows(), ROW_BLOCKS = ceil_div(D::OH, BH);
   static constexpr long IN_ROWS = ceil_div(image_rows(BH), PHASES_H), PHASE_BYTES = IN_ROWS * WIDTH * PIXEL;
   static constexpr long IMAGE_BYTES = PHASES * PHASE_BYTES;
   static constexpr bool RESIDENT = G * NP * UNITS * BF16P::W_BYTES <= AMX_LIMITS.resident_bytes;

@@ -138,7 +138,12 @@ template <class D, class TW, class Source = MatrixRows<D>> struct AmxGemmPlan {
                         max_of(1, min_of(4, ceil_div(NP * D::B, AMX_LIMITS.chunks)))}
              : choose_blocking(AMX_LIMITS, D::B, D::M, Source::QUANTUM, UNITS * 4, false, NP, PANEL_BYTES,
                                PRODUCTS * D::K * PANEL);
-  static constexpr long Q = min_of(BLOCKING.block_rows, D::M), BLOCKS = ceil_div(D::M, Q), PG = BLOCKING.chunk_panels;
+  // A few blocks are an even number of equal ones: two threads then have the rows that they had in the kernels before,
+  // and need not read what is in the other one's cache. Weights that leave the cache are read for as few as fit.
+  static constexpr long FEWEST = ceil_div(D::M, BLOCKING.block_rows);
+  static constexpr bool EVEN = FEWEST > 1 && FEWEST <= 8 && NP * PANEL_BYTES <= AMX_LIMITS.resident_bytes;
+  static constexpr long Q = EVEN ? ceil_div(D::M, (FEWEST + 1) / 2 * 2) : min_of(BLOCKING.block_rows, D::M);
+  static constexpr long BLOCKS = ceil_div(D::M, Q), PG = BLOCKING.chunk_panels;
   // If L2 does not hold x and the results, or if the results have rows that compete for few sets of L1.
   static constexpr bool ROWS_FIRST = D::B * D::M * (D::K + D::N) * 2 > AMX_L2_BYTES || D::N % 1024 == 0;
   static constexpr long TILES = ceil_div(Q, AMX_ROWS);
