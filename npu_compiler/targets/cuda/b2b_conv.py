@@ -176,8 +176,9 @@ class _B2bConv:
         """Define the epilogue of a convolution whose first operand is number ``at``."""
         members = Members(self.f, f"@NAME@_{name}")
         hold_vectors(conv, members, self.plan.warpgroups * WARPGROUP, at)
-        epilogue = Epilogue(conv, members, max_width=8, first=at, widened=True)
-        made = Functor(epilogue, members, 2, 2 if conv is self.first and self.added is not None else 1)
+        keeps = conv is self.first and self.added is not None
+        epilogue = Epilogue(conv, members, max_width=8, first=at, widened=True, floats=conv is self.added, keeps=keeps)
+        made = Functor(epilogue, members, 2, 2 if keeps else 1)
         made.types()
         made.read_shared()
         made.compute(ahead=True, shared=True)

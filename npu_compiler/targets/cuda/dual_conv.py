@@ -85,7 +85,7 @@ class DualTmaConv(TmaGemm):
         operands = self._operands(self.first, "@NAME@_first")
         members = Members(self.f, "@NAME@_first_epilogue")
         self._hold(self.first.kernel, members, self.at)
-        first = Epilogue(self.first.kernel, members, max_width=8, first=self.at, widened=True)
+        first = Epilogue(self.first.kernel, members, max_width=8, first=self.at, widened=True, floats=True)
         made = Functor(first, members, 2)
         made.types()
         made.read_shared()

@@ -289,7 +289,7 @@ class TmaGemm:
         plan, products = self.plan, self.p.products
         members = Members(self.f, "@NAME@_epilogue")
         epilogue = Epilogue(
-            self.kernel, members, max_width=8, columns=plan.splits > 1, widened=plan.tma_store
+            self.kernel, members, max_width=8, columns=plan.splits > 1, widened=plan.tma_store, keeps=self.sums > 1
         )  # more than 16 bytes
         slots = 0
         if plan.tma_store:

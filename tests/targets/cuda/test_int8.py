@@ -181,6 +181,7 @@ def test_layers_compile(name: str, target: str) -> None:
         assert [c.kind for c in calls] == ["loops", "conv2d", "conv2d"], "padding joins the copy"
     if name == "shortcut":
         assert ("KEEPS = true" in kernels) == (target == "cuda:sm_90")
+        assert ("= round_clamped_float(" in kernels) == (target == "cuda:sm_90"), "what is kept is not packed"
     if name == "3x3":
         assert ("RESULT_STAGES = 1" in kernels) == (target == "cuda:sm_90"), "TMA stores bytes"
 

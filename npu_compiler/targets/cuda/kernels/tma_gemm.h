@@ -33,7 +33,7 @@ INLINE void keep_pairs(const E& epilogue, const TileC<D>& acc, const TileRows& r
 #pragma unroll
   for (int q = 0; q < D::TILE_N / 16; q++) {
     typename E::Ahead none[4];
-    const auto keep = [&](int, int i, uint pair) { kept.put(4 * q + i, pair); };
+    const auto keep = [&](int, int i, float left, float right) { kept.put(4 * q + i, left, right); };
     compute_pairs<OneOutput<D>>(epilogue, acc, RowFactors<NoRowScale>(), row, column0, lane, q, nullptr, none, nullptr,
                                 keep, nullptr);
   }

@@ -19,22 +19,25 @@ template <class D> struct Piece {
   }
 };
 
-// Pairs of results of another product, which stay in registers: the i-th pair of 16 columns.
+// Pairs of results of another product, which stay in registers: the i-th pair of 16 columns. Those of 8 bits are
+// floats, whose bits get() returns as integer sums: packing and converting them would be a third of the kernel's
+// instructions.
 template <class D> struct KeptPairs {
   typedef typename D::R R;
-  static constexpr int PER_REGISTER = sizeof(R) == 1 ? 2 : 1;
-  uint v[D::TILE_N / 4 / PER_REGISTER];
+  static constexpr bool FLOATS = sizeof(R) == 1;
+  uint v[D::TILE_N / (FLOATS ? 2 : 4)];
 
-  INLINE void put(int i, uint pair) {
-    uint& to = v[i / PER_REGISTER];
-    if (i % PER_REGISTER) to = byte_permute(to, pair, 0x5410);
-    else to = pair;
+  INLINE void put(int i, float left, float right) {
+    if constexpr (FLOATS) {
+      v[2 * i] = bits_of_f32(left);
+      v[2 * i + 1] = bits_of_f32(right);
+    } else {
+      v[i] = pack_pair(left, right, (R*)nullptr);
+    }
   }
   INLINE Vec<typename D::Sum, 2> get(int i) const {
-    if constexpr (sizeof(R) == 1) {
-      const uint pair = v[i / 2] >> (i % 2 * 16);
-      return {{(int)(pair & 255u), (int)(pair >> 8 & 255u)}};
-    } else {
+    if constexpr (FLOATS) return {{(int)v[2 * i], (int)v[2 * i + 1]}};
+    else {
       const Vec<R, 2> pair = unpack_pair<R>(v[i]);
       return {{to_f32(pair.v[0]), to_f32(pair.v[1])}};
     }
@@ -42,8 +45,8 @@ template <class D> struct KeptPairs {
 };
 
 // Computes the results of the q-th 16 columns of the tile, for half j of the columns and half h of the rows, and passes
-// each pair of neighbours to use(output, 2 * j + h, y). `other`: results of another product, which are its second
-// accumulator; or null.
+// each pair of neighbours to use(output, 2 * j + h, left, right). `other`: results of another product, which are its
+// second accumulator; or null.
 template <class D, class E, class Rows, class Factors, class Use>
 INLINE void compute_pairs(const E& epilogue, const TileC<D>& acc, const Factors& factors, const Rows& row,
                           int column0, int lane, int q, const KeptPairs<D>* other, const typename E::Ahead* ahead,
@@ -70,8 +73,8 @@ INLINE void compute_pairs(const E& epilogue, const TileC<D>& acc, const Factors&
         x[1] = right;
       }
       const float sum = epilogue.compute(row(h), n, x, y, y1, ahead[2 * j + h], shared);
-      use(0, 2 * j + h, pack_pair(y[0], y[1], (typename D::R*)nullptr));
-      if (D::OUTPUTS > 1) use(D::OUTPUTS - 1, 2 * j + h, pack_pair(y1[0], y1[1], (typename D::R*)nullptr));
+      use(0, 2 * j + h, y[0], y[1]);
+      if (D::OUTPUTS > 1) use(D::OUTPUTS - 1, 2 * j + h, y1[0], y1[1]);
       if (D::SUM_ROWS) sums[h] += sum;
     }
   }
@@ -99,7 +102,9 @@ INLINE void write_pieces(const E& epilogue, const TileC<D>& acc, const Factors& 
 #pragma unroll
         for (int i = 0; i < 4; i++) ahead[i].v0 = unpack_bytes(shared_load2(place(i)));
       }
-      const auto write = [&](int n, int i, uint pair) { shared_store2(place(i) + n * (APART * 2), pair); };
+      const auto write = [&](int n, int i, typename E::Result left, typename E::Result right) {
+        shared_store2(place(i) + n * (APART * 2), pack_pair(left, right, (R*)nullptr));
+      };
       compute_pairs<D>(epilogue, acc, factors, row, column0, th.lane, q, other, ahead, kept, write, sums);
     } else {
       char* const place = P::place(piece, row0 + (th.lane & 15), q % P::BLOCKS * 2 + (th.lane >> 4));
@@ -110,7 +115,9 @@ INLINE void write_pieces(const E& epilogue, const TileC<D>& acc, const Factors& 
         for (int i = 0; i < 4; i++) ahead[i].v0 = unpack_pair<R>(v[i]);
       }
       uint pairs[D::OUTPUTS][4];
-      const auto keep = [&](int n, int i, uint pair) { pairs[n][i] = pair; };
+      const auto keep = [&](int n, int i, float left, float right) {
+        pairs[n][i] = pack_pair(left, right, (R*)nullptr);
+      };
       compute_pairs<D>(epilogue, acc, factors, row, column0, th.lane, q, other, ahead, kept, keep, sums);
 #pragma unroll
       for (int n = 0; n < D::OUTPUTS; n++) stmatrix_x4(place + n * (APART * 2), pairs[n]);

@@ -122,6 +122,10 @@ template <class T> INLINE T m_sign(T x) { return (T)((x > 0) - (x < 0)); }
 INLINE int round_clamped(float x, float low, float high) {
   return (int)(bits_of_f32(m_minimum(m_max(x, low), high) + 12582912.0f) - 0x4b400000u);
 }
+// The same plus `zero`, as a float: conversions from integers are slower than sums of floats.
+INLINE float round_clamped_float(float x, float low, float high, float zero) {
+  return (m_minimum(m_max(x, low), high) + 12582912.0f) - (12582912.0f - zero);
+}
 // The same for results of 8 bits, of which only the low byte is valid. Scaled by 2^-8, which is exact, a result that is
 // not negative saturates at 0 without an instruction of its own; 1.5 * 2^15 rounds it to multiples of 2^-8.
 INLINE int round_clamped_bits(float x, float low, float high) {

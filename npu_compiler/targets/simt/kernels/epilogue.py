@@ -27,20 +27,23 @@ class Epilogue:
     first input, if the function computes several kernels. ``row_sum``: the float variable to which :meth:`store` adds,
     if the kernel has a sum among its ``extra_stages``, or ''. ``sum``, ``result``: the C++ types of accumulators and of
     results in registers. ``only_sums``: whether the epilogue reads only accumulators.
-    ``widened``: the loads of ``ahead`` that are 8-bit integers have been converted to floats.
+    ``widened``: the loads of ``ahead`` that are 8-bit integers have been converted to floats. ``floats``: so have 8-bit
+    results, for :meth:`compute`. ``keeps``: such results of another epilogue are the second accumulators.
     """
 
     def __init__(
         self, kernel: Anchor, function: Scope, max_width: int = 0, columns: bool = False, first: int = 0,
-        widened: bool = False,
+        widened: bool = False, floats: bool = False, keeps: bool = False,
     ):  # fmt: skip
-        self.widened = widened
+        self.widened, self.keeps = widened, keeps
         self.numbers = {n: first + n for n in range(len(kernel.inputs))} if first else None
         self.nest, self.acc, self.pitch = epilogue_nest(kernel)
         self.step, *more = self.nest.steps
         self.function = function
         out = kernel.outputs[0]
         self.step.value = self.step.value.cast(out.dtype)
+        if floats and dtypes.DTYPES[out.dtype].size == 1:
+            self.step.value = self.step.value.cast("float32")
         self.steps = [self.step, *more]
         self.row_sum = next((f"f{s.number}" for s in more if s.kind == "reduce"), "")
         lane = len(out.shape) - 1
@@ -53,7 +56,7 @@ class Epilogue:
         values = [x for step in self.steps for x in expr.walk(step.value)]
         loads = [x for x in dict.fromkeys(values) if self._is_ahead(x, True)]
         self.sum = kind_of(next((x.dtype for x in values if x.op == "load" and x.value.operand >= self.acc), "float32"))
-        self.result = kind_of(out.dtype)
+        self.result = kind_of(self.step.value.dtype)
         self.only_sums = all(x.value.operand >= self.acc for x in values if x.op == "load")
         self.ahead = [x for x in loads if columns or self._is_ahead(x, False)]
         self.shared = [x for x in loads if x not in self.ahead]
@@ -149,6 +152,8 @@ class Epilogue:
 
     def _total(self, which: int, text: str) -> Value:
         """Return an accumulator as a register."""
+        if self.keeps and which == 1 and self.sum == "int":
+            return Value(f"f32_of_bits((uint){text})", "float")
         return Value(text, self.sum)
 
     def _run(

@@ -336,16 +336,21 @@ class Scalars:
 
     def _rounded(self, found: tuple[Expr, int, int, int], function: str) -> str:
         x, zero, low, high = found
+        if function == "round_clamped_float":
+            numbers = ", ".join(literal(n, "float") for n in (low - zero, high - zero, zero))
+            return f"{function}({self.text(x, 'float')}, {numbers})"
         bounds = ", ".join(literal(b - zero, "float") for b in (low, high))
         text = f"{function}({self.text(x, 'float')}, {bounds})"
         return f"({text} + {literal(zero, 'int')})" if zero else text
 
     def register(self, e: Expr) -> str:
         """Return the C++ expression for a result of type ``kind_of(e.dtype)``. Of an 8-bit integer only the low byte
-        counts."""
-        byte = e.op == "cast" and e.dtype in ("int8", "uint8")
-        found = rounded_clamp(e.args[0]) if byte else None
-        return self._rounded(found, "round_clamped_bits") if found is not None else self.text(e, kind_of(e.dtype))
+        counts; as a float it has been rounded."""
+        byte, function = e, "round_clamped_bits"
+        if e.op == "cast" and e.dtype == "float32":
+            byte, function = e.args[0], "round_clamped_float"
+        found = rounded_clamp(byte.args[0]) if byte.op == "cast" and byte.dtype in ("int8", "uint8") else None
+        return self._rounded(found, function) if found is not None else self.text(e, kind_of(e.dtype))
 
     def _where(self, e: Expr) -> Value:
         cond, *arms = e.args
