@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 from ...schedule.anchors import B2bConv2d, Conv2d, DualConv2d
 from ...support import dtypes
@@ -21,21 +22,24 @@ from .tma_epilogue import hold_vectors, residual_of, row_pitch, supports_tma_sto
 from .tma_gemm import is_plain, supports_tma
 
 CHANNELS = (64, 32)  # two-byte units of a pixel: rows of 128 or 64 bytes
-MAX_COLUMNS = 256  # results of the first convolution: rows of filters in one TMA load
-TILE_N = 128  # results of the first convolution that a warpgroup computes at once
+COLUMNS = (128, 256)  # results of the first convolution: rows of filters in one TMA load
 FINAL = (64, 128)  # results of the second convolution
 ROW = 128  # bytes of a row of a piece of results
-WARPGROUPS, BUFFERS = 3, (2, 1)  # of a thread block, and of a warpgroup, best first
-BYTE_WARPGROUPS = 4  # if registers suffice: one residual of 8 bits, and few results of the second convolution
+TILE_N = 64  # results of the first convolution that a warpgroup computes at once
+WARPGROUPS = (4, 3)  # of a thread block, best first
+PIXEL_SLOTS = (2, 1)  # of a warpgroup
+MIN_SLOTS, MAX_SLOTS = 3, 6  # of a warpgroup, for pieces of results
 MIN_TILES = 2  # of a warpgroup: filters are loaded once
 
 
 @dataclass(frozen=True)
 class Plan:
-    """``warpgroups`` of a thread block, each with ``buffers`` for tiles."""
+    """``warpgroups`` of a thread block, each with ``pixel_slots`` for tiles of pixels and ``slots`` for pieces of
+    results."""
 
     warpgroups: int
-    buffers: int
+    pixel_slots: int
+    slots: int
 
 
 def supports_b2b_conv(kernel: B2bConv2d, dialect: Dialect) -> bool:
@@ -50,7 +54,7 @@ def supports_b2b_conv(kernel: B2bConv2d, dialect: Dialect) -> bool:
     if residual_of(kernel.second) != -1 or (added is not None and {residual_of(added), residual_of(first)} != {-1}):
         return False
     p, q = conv_product(_units(first)), conv_product(_units(kernel.second))
-    if p.k not in CHANNELS or p.n % TILE_N or p.n > MAX_COLUMNS or q.n not in FINAL:
+    if p.k not in CHANNELS or p.n not in COLUMNS or q.n not in FINAL:
         return False
     if added is not None and conv_product(_units(added)) != p:
         return False
@@ -83,24 +87,27 @@ def _filters(kernel: B2bConv2d) -> int:
     return (1 if added is None else 2) * p.n * p.k + q.n * q.k
 
 
-def _buffer(kernel: B2bConv2d) -> int:
-    """Return the two-byte units of a buffer: of pixels or a piece of the last results, and of the first results."""
-    _, first = _split(kernel)
-    p, q = conv_product(_units(first)), conv_product(_units(kernel.second))
-    size = dtypes.DTYPES[first.outputs[0].dtype].size
-    return PIECE * (max(p.k, piece_columns(q.n, size) * size // 2) + p.n * size // 2)
+def _piece(conv: Conv2d) -> int:
+    """Return the columns of a piece of results."""
+    return ROW // dtypes.DTYPES[conv.outputs[0].dtype].size
+
+
+def _buffers(kernel: B2bConv2d, plan: Plan) -> int:
+    """Return the two-byte units of all slots of a thread block."""
+    added, first = _split(kernel)
+    pixels = (1 if added is None else 2) * conv_product(_units(first)).k
+    return plan.warpgroups * PIECE * (plan.pixel_slots * pixels + plan.slots * ROW // 2)
 
 
 def _plan(kernel: B2bConv2d, device: CUDADevice) -> Plan | None:
-    """Return the first plan that fits an SM, or None."""
+    """Return the first plan that fits an SM, or None. TMA needs one more slot to load a residual in time."""
     added, first = _split(kernel)
-    few = added is None and kernel.second.channels[1] == FINAL[0] and first.outputs[0].dtype == "uint8"
-    warpgroups = BYTE_WARPGROUPS if few else WARPGROUPS
     vectors = sum(vector_bytes(k) for k in (first, kernel.second, *([added] if added is not None else [])))
-    for buffers in BUFFERS:
-        units = _filters(kernel) + warpgroups * buffers * _buffer(kernel)
-        if units * 2 + vectors + GROUP_EXTRA <= device.shared_bytes:
-            return Plan(warpgroups, buffers)
+    fewest = MIN_SLOTS if residual_of(first) == -1 else MIN_SLOTS + 1
+    for warpgroups, pixel_slots, slots in product(WARPGROUPS, PIXEL_SLOTS, range(MAX_SLOTS, fewest - 1, -1)):
+        plan = Plan(warpgroups, pixel_slots, slots)
+        if (_filters(kernel) + _buffers(kernel, plan)) * 2 + vectors + GROUP_EXTRA <= device.shared_bytes:
+            return plan
     return None
 
 
@@ -125,7 +132,7 @@ class _B2bConv:
         f.per_unit = 1
         # first, because wgmma's swizzle needs their alignment
         filters = f.array(self.kind.ctype, "filters", _filters(self.kernel))
-        buffers = f.array(self.kind.ctype, "buffers", plan.warpgroups * plan.buffers * _buffer(self.kernel))
+        buffers = f.array(self.kind.ctype, "buffers", _buffers(self.kernel, plan))
         operands = self._operands(first, 0, "@NAME@_product")
         residual = residual_of(first)
         f.prefetch_constants()
@@ -138,13 +145,14 @@ class _B2bConv:
         if self.added is not None:
             others = self._operands(self.added, self.at_added, "@NAME@_added_product")
             before = f"keep({others}, {self._functor(self.added, 'added', self.at_added)})"
-        full = f.array("int64_t", "full", plan.warpgroups * plan.buffers + 1)
+        full = f.array("int64_t", "full", plan.warpgroups * (plan.pixel_slots + plan.slots) + 1)
         tiles = blocks(p.m, PIECE)
         workgroups = min(blocks(tiles, plan.warpgroups), self.dialect.device.units)
         sizes = dict(
-            M=p.m, N=p.n, K=p.k, WARPGROUPS=plan.warpgroups, BUFFERS=plan.buffers, TILES=tiles,
-            STEP=workgroups * plan.warpgroups, COLUMNS=p.n, TILE_N=TILE_N, FINAL=q.n,
-            OUTPUTS=1, PRODUCTS=1, SUM_ROWS=0, RESIDUAL=residual not in (-1, None), KEEPS=self.added is not None,
+            M=p.m, N=p.n, K=p.k, WARPGROUPS=plan.warpgroups, PIXEL_SLOTS=plan.pixel_slots, SLOTS=plan.slots,
+            TILES=tiles, STEP=workgroups * plan.warpgroups, COLUMNS=p.n, PIECE_N=_piece(first), TILE_N=TILE_N,
+            FINAL=q.n, OUTPUTS=1, PRODUCTS=1, SUM_ROWS=0, RESIDUAL=residual not in (-1, None),
+            KEEPS=self.added is not None,
         )  # fmt: skip
         types = {"T": self.kind.ctype, "Sum": self.kind.sum_ctype, "R": dtypes.DTYPES[first.outputs[0].dtype].ctype}
         f.template(

@@ -1,13 +1,16 @@
 // Two 1x1 convolutions in a row (back to back) on Hopper: the results of the first, which TMA stores, are the left operand
 // of the second while they are in shared memory.
 //
-// All filters stay in shared memory. A warpgroup has buffers of its own, so that its loads, products and stores overlap
-// with those of other warpgroups: the pixels of a tile, then the results of the second convolution; and the residual,
-// then the results of the first one, which wgmma reads as TMA stores them, in pieces of 128 bytes a row.
+// All filters stay in shared memory. Warpgroups work on tiles of their own, so that products, epilogues and stores of
+// one overlap with those of others. A tile's results are computed in pieces of 128 bytes a row. Every piece passes
+// through a slot of shared memory, where TMA may have put the residual before: a warpgroup overwrites it with results,
+// which TMA stores and wgmma multiplies with the filters of the second convolution. The last pieces of a tile are the
+// results of that. A slot is free one piece later, and TMA fills it for the next tile while this one is computed.
 //
-// Constants of D, in addition to those of tma_epilogue.h: PIXELS of all images; WARPGROUPS; BUFFERS of each warpgroup;
-// TILES of 64 pixels; STEP: warpgroups of the launch; K: two-byte units of a pixel; COLUMNS, FINAL: results of the first
-// and the second convolution; TILE_N: columns of the first that are computed at once.
+// Constants of D, in addition to those of tma_epilogue.h: PIXELS of all images; WARPGROUPS; PIXEL_SLOTS: tiles of pixels
+// of each warpgroup in shared memory; SLOTS for pieces of each warpgroup; TILES of 64 pixels; STEP: warpgroups of the
+// launch; K: two-byte units of a pixel; COLUMNS, FINAL: results of the first and the second convolution; PIECE_N: columns
+// of a piece; TILE_N: those that are computed at once.
 #pragma once
 #include "tma_gemm.h"
 
@@ -17,132 +20,205 @@ template <class D> struct FinalProduct : D {
   static constexpr bool KEEPS = false, RESIDUAL = false;
 };
 
+// Sizes count two-byte units.
 template <class D> struct B2bMemory {
-  typedef Piece<D> P;
+  typedef Piece<D, D::PIECE_N> P;
   typedef Piece<FinalProduct<D>> Q;
-  static constexpr int PIECES = D::COLUMNS / P::COLUMNS;
-  static constexpr int PIXELS = PIECE * D::K > Q::SIZE ? PIECE * D::K : Q::SIZE;  // units of a tile's pixels
-  static constexpr int EACH = PIXELS + PIECES * P::SIZE;                          // of a buffer
-  static constexpr int FILTERS = D::COLUMNS * D::K, FINAL = D::FINAL * P::UNITS;  // FINAL: for one piece of results
+  static constexpr int PARTS = D::PIECE_N / D::TILE_N;
+  static constexpr int PIECES = D::COLUMNS / P::COLUMNS, USES = PIECES + Q::COUNT;  // USES: slots that a tile passes through
+  static constexpr int KINDS = D::KEEPS ? 2 : 1, PIXELS = PIECE * D::K;
+  static constexpr int EACH = D::PIXEL_SLOTS * KINDS * PIXELS + D::SLOTS * P::SIZE;  // of a warpgroup
+  static constexpr int FILTERS = D::COLUMNS * D::K, FINAL = D::FINAL * P::UNITS;     // FINAL: for one piece of results
 };
 
-// Computes the sums of one tile of pixels, whose channels are all in shared memory.
-template <class D> INLINE void multiply_once(TileC<D>& acc, const typename D::T* pixels, const typename D::T* filters) {
-  wgmma_fence();
-  wgmma<D::K>(acc, pixels, filters, 0);
-  wgmma_commit();
-  wgmma_finish(acc);
+// The pixels of a warpgroup's tiles. Only the leader, one thread, calls load().
+template <class D, class S, class Before> struct PixelSlots {
+  typedef B2bMemory<D> Memory;
+  typename D::T* memory;
+  int64_t* loaded;
+  const Operands<S>& operands;
+  const Before& before;
+  RingPosition<D::PIXEL_SLOTS> at;
+
+  INLINE typename D::T* pixels(int slot) const { return memory + slot * (Memory::KINDS * Memory::PIXELS); }
+  INLINE void load(int tile, int slot) const {
+    if (tile >= D::TILES) return;
+    mbarrier_expect_bytes(loaded + slot, Memory::KINDS * Memory::PIXELS * 2);
+    tma_load(pixels(slot), operands.left, loaded + slot, 0, tile * PIECE, 0);
+    if constexpr (Before::ENABLED)
+      tma_load(pixels(slot) + Memory::PIXELS, before.operands.left, loaded + slot, 0, tile * PIECE, 0);
+  }
+};
+
+// The slots of a warpgroup through which pieces pass in turn.
+template <class D> struct PieceSlots {
+  typedef B2bMemory<D> Memory;
+  typedef typename Memory::P P;
+  typename D::T* memory;
+  int64_t* ready;
+  const TileOutputs& to;
+  int tile, use;  // for which the next slot is requested
+  RingPosition<D::SLOTS> at;
+
+  // Lets TMA fill a free slot with the residual of its next piece, if that has one. Only the leader calls this.
+  INLINE void request(int slot) {
+    if (tile >= D::TILES) return;
+    if (D::RESIDUAL && use < Memory::PIECES) {
+      mbarrier_expect_bytes(ready + slot, P::SIZE * 2);
+      tma_load(memory + slot * P::SIZE, *to.residual, ready + slot, use * P::UNITS, tile * PIECE, 0);
+    } else {
+      mbarrier_arrive(ready + slot);
+    }
+    if (++use == Memory::USES) {
+      use = 0;
+      tile += D::STEP;
+    }
+  }
+  INLINE typename D::T* piece() const { return memory + at.slot * P::SIZE; }
+  INLINE void wait() const { mbarrier_wait(ready + at.slot, at.phase); }
+  // Stores the piece in the present slot, and frees the slot before it, whose product has been computed.
+  INLINE void store(const TensorMap& map, int x, int y, bool leader, bool first) {
+    if (leader) {
+      tma_store(map, piece(), x, y, 0);
+      tma_store_commit();
+      if (!first) {
+        tma_store_wait_read<1>();
+        request(at.slot == 0 ? D::SLOTS - 1 : at.slot - 1);
+      }
+    }
+    at.next();
+  }
+};
+
+// Starts the product of a tile of pixels, whose channels are all in shared memory, and the filters of TILE_N columns.
+template <class D>
+INLINE void start_product(TileC<D>& acc, const typename D::T* pixels, const typename D::T* filters, int part) {
+  wgmma<D::K>(acc, pixels, filters + part * (D::TILE_N * D::K), 0);
 }
 
-// Stores the results of the second product from piece N on, one after the other through the same memory.
-template <class D, int N, class E>
-INLINE void store_final(const E& epilogue, const TileC<D>& sums, const TileRows& row, typename D::T* memory,
-                        const TensorMap& to, int y, const Thread& th) {
+// Writes TILE_N columns to their place in a piece.
+template <class D, int PART = 0, class E>
+INLINE void write_part(const E& epilogue, const TileC<D>& acc, const TileRows& row, int part, const Thread& th,
+                       typename D::T* to, const KeptPairs<D>* kept) {
+  typedef B2bMemory<D> Memory;
+  if (part % Memory::PARTS == PART) {
+    constexpr int BLOCKS = D::TILE_N / 16, FROM = PART * BLOCKS;
+    write_blocks<D, typename Memory::P, FROM, FROM + BLOCKS, FROM, Memory::P::SIZE, D::RESIDUAL>(
+        epilogue, acc, RowFactors<NoRowScale>(), row, part / Memory::PARTS * D::PIECE_N, th, to, kept, nullptr, nullptr);
+  } else if constexpr (PART + 1 < Memory::PARTS) {
+    write_part<D, PART + 1>(epilogue, acc, row, part, th, to, kept);
+  }
+}
+
+// Stores the results of the second product from piece N on.
+template <class D, int N, class Slots, class E>
+INLINE void store_final(Slots& slots, const E& epilogue, const TileC<D>& sums, const TileRows& row, int y, bool leader,
+                        const Thread& th) {
   typedef Piece<D> Q;
-  if (N > 0) {
-    if (th.tid % 128 == 0) tma_store_wait_read();
+  slots.wait();
+  fill_pieces<D, N, N + 1, Q::SIZE, false>(epilogue, sums, RowFactors<NoRowScale>(), row, 0, th, slots.piece(), nullptr,
+                                           nullptr, nullptr);
+  slots.store(*slots.to.second, N * Q::UNITS, y, leader, false);
+  if constexpr (N + 1 < Q::COUNT) store_final<D, N + 1>(slots, epilogue, sums, row, y, leader, th);
+}
+
+// Computes the results of the first convolution for a tile and stores them, and adds up those of the second. `filters`: of
+// the first convolution, of the one whose results are added, and of the second. `first`: whether it is the warpgroup's
+// first tile.
+template <class D, class In, class E, class Before>
+INLINE void compute_tile(TileC<FinalProduct<D>>& sums, const In& in, PieceSlots<D>& slots, const typename D::T* filters,
+                         const E& epilogue, const Before& before, int tile, bool first, bool leader, const Thread& th) {
+  typedef B2bMemory<D> Memory;
+  typedef typename Memory::P P;
+  // The next product is computed during an epilogue, if registers suffice for both tiles of accumulators.
+  constexpr bool AHEAD = !D::KEEPS && D::WARPGROUPS <= 3;
+  constexpr int PARTS = Memory::PIECES * Memory::PARTS;
+  const typename D::T *const pixels = in.pixels(in.at.slot), *const last = filters + Memory::KINDS * Memory::FILTERS;
+  const TileRows row = {tile * PIECE + th.subgroup % 4 * 16 + (th.lane >> 2)};
+  TileC<D> acc[AHEAD ? 2 : 1], other;  // other: of the convolution whose results are added
+  const auto start = [&](int part) {
+    wgmma_fence();
+    if constexpr (D::KEEPS) start_product<D>(other, pixels + Memory::PIXELS, filters + Memory::FILTERS, part);
+    start_product<D>(acc[AHEAD ? part % 2 : 0], pixels, filters, part);
+    wgmma_commit();
+  };
+  mbarrier_wait(in.loaded + in.at.slot, in.at.phase);
+  if constexpr (AHEAD) start(0);
+#pragma unroll
+  for (int part = 0; part < PARTS; part++) {
+    const int piece = part / Memory::PARTS;
+    const bool begins = part % Memory::PARTS == 0, ends = (part + 1) % Memory::PARTS == 0;
+    TileC<D>& c = acc[AHEAD ? part % 2 : 0];
+    KeptPairs<D> kept;
+    if constexpr (!AHEAD) start(part);
+    if (AHEAD && part > 0 && begins) wgmma_wait<1>();  // a product with the filters of the second convolution is later
+    else wgmma_wait<0>();
+    wgmma_here(c);
+    if constexpr (AHEAD)
+      if (part + 1 < PARTS) start(part + 1);
+    if constexpr (D::KEEPS) {
+      wgmma_here(other);
+      keep_pairs<D>(before.epilogue, other, row, part * D::TILE_N, th.lane, kept);
+    }
+    const typename D::T* const place = slots.piece();
+    if (begins) slots.wait();
+    write_part<D>(epilogue, c, row, part, th, slots.piece(), &kept);
+    if (!ends) continue;
+    if (AHEAD && part + 1 < PARTS) wgmma_wait<1>();
+    else wgmma_wait<0>();
+    fence_async_shared();
     named_barrier(1 + th.subgroup / 4, 128);
+    if (leader && part == PARTS - 1) in.load(tile + D::PIXEL_SLOTS * D::STEP, in.at.slot);
+    slots.store(*slots.to.first, piece * P::UNITS, tile * PIECE, leader, first && piece == 0);
+    wgmma_fence();
+    wgmma<P::UNITS>(sums, place, last + piece * Memory::FINAL, piece > 0);
+    wgmma_commit();
   }
-  fill_pieces<D, N, N + 1, Q::SIZE, false>(epilogue, sums, RowFactors<NoRowScale>(), row, 0, th, memory, nullptr, nullptr,
-                                           nullptr);
-  if (th.tid % 128 == 0) {
-    tma_store(to, memory, N * Q::UNITS, y, 0);
-    tma_store_commit();
-  }
-  if constexpr (N + 1 < Q::COUNT) store_final<D, N + 1>(epilogue, sums, row, memory, to, y, th);
+  wgmma_finish(sums);
 }
 
 // `filters`: those of the first convolution (and of the one whose results are added: `Before`), then of the second;
-// `buffers` follow. `full`: mbarriers of all buffers, then that of the filters.
+// `buffers` follow. `full`: mbarriers of all slots of pixels and of pieces, then that of the filters.
 template <class D, class S, class E, class F, class Before>
 INLINE void b2b_conv(const Operands<S>& operands, const TensorMap& final_filters, typename D::T* filters,
                      typename D::T* buffers, int64_t* full, const E& epilogue, const F& final_epilogue,
                      const TileOutputs& to, const Before& before, const Thread& th) {
   typedef B2bMemory<D> Memory;
   typedef typename Memory::P P;
-  typedef typename Memory::Q Q;
   typedef FinalProduct<D> Final;
   typedef typename D::T T;
+  constexpr int BARRIERS = D::PIXEL_SLOTS + D::SLOTS;
   ASSUME(th.tid >= 0 && th.tid < D::WARPGROUPS * 128);
-  constexpr int KINDS = Before::ENABLED ? 2 : 1;
   const int warpgroup = th.subgroup / 4;
   const bool leader = th.tid % 128 == 0;
-  int64_t* const loaded = full + warpgroup * D::BUFFERS;
-  int64_t* const ready = full + D::WARPGROUPS * D::BUFFERS;
-  T* const last = filters + KINDS * Memory::FILTERS;
-  T* const own = buffers + warpgroup * (D::BUFFERS * Memory::EACH);
+  int64_t *const own = full + warpgroup * BARRIERS, *const ready = full + D::WARPGROUPS * BARRIERS;
   if (th.tid == 0) {
-    for (int i = 0; i <= D::WARPGROUPS * D::BUFFERS; i++) mbarrier_init(full + i, 1);
+    for (int i = 0; i <= D::WARPGROUPS * BARRIERS; i++) mbarrier_init(full + i, 1);
     mbarrier_init_fence();
-    mbarrier_expect_bytes(ready, (KINDS * Memory::FILTERS + Memory::PIECES * Memory::FINAL) * 2);
+    mbarrier_expect_bytes(ready, (Memory::KINDS * Memory::FILTERS + Memory::PIECES * Memory::FINAL) * 2);
     tma_load(filters, operands.right, ready, 0, 0, 0);
     if constexpr (Before::ENABLED) tma_load(filters + Memory::FILTERS, before.operands.right, ready, 0, 0, 0);
+    T* const last = filters + Memory::KINDS * Memory::FILTERS;
     for (int n = 0; n < Memory::PIECES; n++) tma_load(last + n * Memory::FINAL, final_filters, ready, n * P::UNITS, 0, 0);
   }
   barrier();
   pdl_wait();
-  const auto load = [&](int tile, int slot) {  // the pixels of the added convolution are in the place of the last piece
-    if (tile >= D::TILES) return;
-    T* const pixels = own + slot * Memory::EACH;
-    const int y = tile * PIECE;
-    mbarrier_expect_bytes(loaded + slot, (KINDS * PIECE * D::K + (D::RESIDUAL ? Memory::PIECES * P::SIZE : 0)) * 2);
-    tma_load(pixels, operands.left, loaded + slot, 0, y, 0);
-    if constexpr (Before::ENABLED)
-      tma_load(pixels + Memory::PIXELS + (Memory::PIECES - 1) * P::SIZE, before.operands.left, loaded + slot, 0, y, 0);
-    if constexpr (D::RESIDUAL) {
-#pragma unroll
-      for (int n = 0; n < Memory::PIECES; n++)
-        tma_load(pixels + Memory::PIXELS + n * P::SIZE, *to.residual, loaded + slot, n * P::UNITS, y, 0);
-    }
-  };
   const int first = th.workgroup * D::WARPGROUPS + warpgroup;
+  T* const memory = buffers + warpgroup * Memory::EACH;
+  PixelSlots<D, S, Before> in = {memory + D::SLOTS * P::SIZE, own + D::SLOTS, operands, before, {0, 0}};
+  PieceSlots<D> slots = {memory, own, to, first, 0, {0, 0}};
   if (leader) {
     fence_async_proxy();
-    for (int slot = 0; slot < D::BUFFERS; slot++) load(first + slot * D::STEP, slot);
+    for (int slot = 0; slot < D::PIXEL_SLOTS; slot++) in.load(first + slot * D::STEP, slot);
+    for (int slot = 0; slot < D::SLOTS; slot++) slots.request(slot);
   }
   mbarrier_wait(ready, 0);
-  RingPosition<D::BUFFERS> at = {0, 0};
   for (int tile = first; tile < D::TILES; tile += D::STEP) {
-    T *const pixels = own + at.slot * Memory::EACH, *const pieces = pixels + Memory::PIXELS;
-    const int y = tile * PIECE;
-    const TileRows row = {y + th.subgroup % 4 * 16 + (th.lane >> 2)};
-    mbarrier_wait(loaded + at.slot, at.phase);
-#pragma unroll
-    for (int half = 0; half < D::COLUMNS / D::TILE_N; half++) {
-      TileC<D> acc;
-      KeptPairs<D> kept;
-      if constexpr (Before::ENABLED) {
-        multiply_once<D>(acc, pieces + (Memory::PIECES - 1) * P::SIZE, filters + Memory::FILTERS + half * (D::TILE_N * D::K));
-        keep_pairs<D>(before.epilogue, acc, row, half * D::TILE_N, th.lane, kept);
-      }
-      multiply_once<D>(acc, pixels, filters + half * (D::TILE_N * D::K));
-      if (Before::ENABLED && half == D::COLUMNS / D::TILE_N - 1) named_barrier(1 + warpgroup, 128);
-      write_pieces<D, 0, P::COUNT, P::SIZE, D::RESIDUAL>(epilogue, acc, RowFactors<NoRowScale>(), row, half * D::TILE_N, th,
-                                                         pieces + half * (P::COUNT * P::SIZE), &kept, nullptr, nullptr);
-      if (D::BUFFERS > 1 && half == 0 && leader && tile != first) {
-        tma_store_wait_read();
-        load(tile + D::STEP * (D::BUFFERS - 1), (at.slot + D::BUFFERS - 1) % D::BUFFERS);
-      }
-    }
-    fence_async_shared();
-    named_barrier(1 + warpgroup, 128);
-    if (leader) {
-#pragma unroll
-      for (int n = 0; n < Memory::PIECES; n++) tma_store(*to.first, pieces + n * P::SIZE, n * P::UNITS, y, 0);
-      tma_store_commit();
-    }
     TileC<Final> sums;
-    wgmma_fence();
-#pragma unroll
-    for (int n = 0; n < Memory::PIECES; n++) wgmma<P::UNITS>(sums, pieces + n * P::SIZE, last + n * Memory::FINAL, n > 0);
-    wgmma_commit();
-    wgmma_finish(sums);
-    store_final<Final, 0>(final_epilogue, sums, row, pixels, *to.second, y, th);
-    if (D::BUFFERS == 1 && leader) {
-      tma_store_wait_read();
-      load(tile + D::STEP, 0);
-    }
-    at.next();
+    compute_tile<D>(sums, in, slots, filters, epilogue, before, tile, tile == first, leader, th);
+    in.at.next();
+    const TileRows row = {tile * PIECE + th.subgroup % 4 * 16 + (th.lane >> 2)};
+    store_final<Final, 0>(slots, final_epilogue, sums, row, tile * PIECE, leader, th);
   }
   if (leader) tma_store_wait_read();
 }

@@ -82,8 +82,11 @@ INLINE void tma_store(const TensorMap& m, const void* from, int x, int y, int z,
                :: "l"(&m), "r"(shared_address(from)), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
 INLINE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Waits until the stores of this thread have read shared memory, so that it may be overwritten.
-INLINE void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Waits until the stores of this thread, but for the last LATER groups, have read shared memory, so that it may be
+// overwritten.
+template <int LATER = 0> INLINE void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(LATER) : "memory");
+}
 
 // -- 16x16 fragments of 16-bit elements in shared memory: each lane has the address of 16 bytes, half a row
 template <class T> INLINE Vec<T, 2> unpack_pair(uint v) {

@@ -5,11 +5,11 @@
 
 constexpr int PIECE = 64;  // rows
 
-// Pieces have rows of 128 bytes, swizzled, or of 64 bytes if those do not divide a row of the tile.
-template <class D> struct Piece {
+// Pieces of tiles of N columns have rows of 128 bytes, swizzled, or of 64 bytes if those do not divide a row of the tile.
+template <class D, int N = D::TILE_N> struct Piece {
   typedef typename D::R R;
-  static constexpr int WIDEST = 128 / sizeof(R), COLUMNS = D::TILE_N % WIDEST ? 64 : WIDEST;
-  static constexpr int ROW = COLUMNS * sizeof(R), COUNT = D::TILE_N / COLUMNS;  // bytes of a row; pieces of a tile
+  static constexpr int WIDEST = 128 / sizeof(R), COLUMNS = N % WIDEST ? 64 : WIDEST;
+  static constexpr int ROW = COLUMNS * sizeof(R), COUNT = N / COLUMNS;  // bytes of a row; pieces of a tile
   static constexpr int SIZE = PIECE * ROW / 2, UNITS = ROW / 2;                 // of two bytes, in a piece and in a row
   static constexpr int BLOCKS = COLUMNS / 16;                                   // blocks of 16 columns
 
@@ -21,10 +21,10 @@ template <class D> struct Piece {
 
 // Pairs of results of another product, which stay in registers: the i-th pair of 16 columns. Those of 8 bits are
 // floats, whose bits get() returns as integer sums: packing and converting them would be a third of the kernel's
-// instructions.
+// instructions. Those of narrow tiles are floats, too.
 template <class D> struct KeptPairs {
   typedef typename D::R R;
-  static constexpr bool FLOATS = sizeof(R) == 1;
+  static constexpr bool FLOATS = sizeof(R) == 1 || D::TILE_N <= 64;
   uint v[D::TILE_N / (FLOATS ? 2 : 4)];
 
   INLINE void put(int i, float left, float right) {
@@ -36,7 +36,8 @@ template <class D> struct KeptPairs {
     }
   }
   INLINE Vec<typename D::Sum, 2> get(int i) const {
-    if constexpr (FLOATS) return {{(int)v[2 * i], (int)v[2 * i + 1]}};
+    if constexpr (sizeof(R) == 1) return {{(int)v[2 * i], (int)v[2 * i + 1]}};
+    else if constexpr (FLOATS) return {{f32_of_bits(v[2 * i]), f32_of_bits(v[2 * i + 1])}};
     else {
       const Vec<R, 2> pair = unpack_pair<R>(v[i]);
       return {{to_f32(pair.v[0]), to_f32(pair.v[1])}};
@@ -80,18 +81,18 @@ INLINE void compute_pairs(const E& epilogue, const TileC<D>& acc, const Factors&
   }
 }
 
-// Writes pieces FIRST to LAST - 1 of 64 rows to `to`, APART units apart; the piece of a second output follows that of
-// the first. If RESIDUAL, the pieces hold the residual before.
-template <class D, int FIRST, int LAST, int APART, bool RESIDUAL, class E, class Rows, class Factors>
-INLINE void write_pieces(const E& epilogue, const TileC<D>& acc, const Factors& factors, const Rows& row,
+// Writes blocks FROM to TO - 1, of 16 columns each, to pieces P of 64 rows; `to` is the piece of the first one. Pieces are
+// APART units apart; the piece of a second output follows that of the first. If RESIDUAL, the pieces hold the residual
+// before. `acc` and `other` begin with block Q0.
+template <class D, class P, int FROM, int TO, int Q0, int APART, bool RESIDUAL, class E, class Rows, class Factors>
+INLINE void write_blocks(const E& epilogue, const TileC<D>& acc, const Factors& factors, const Rows& row,
                          int column0, const Thread& th, typename D::T* to, const KeptPairs<D>* other,
                          const typename E::Shared* kept, float* sums) {
   typedef typename D::R R;
-  typedef Piece<D> P;
   const int row0 = th.subgroup % 4 * 16;
 #pragma unroll
-  for (int q = FIRST * P::BLOCKS; q < LAST * P::BLOCKS; q++) {
-    typename D::T* const piece = to + (q / P::BLOCKS - FIRST) * (D::OUTPUTS * APART);
+  for (int q = FROM; q < TO; q++) {
+    typename D::T* const piece = to + (q / P::BLOCKS - FROM / P::BLOCKS) * (D::OUTPUTS * APART);
     typename E::Ahead ahead[4];
     if constexpr (sizeof(R) == 1) {  // a block is 16 bytes, of which each lane has two pairs in two rows
       const auto place = [&](int i) {  // rows are aligned, so that the block is a part of the address
@@ -105,7 +106,7 @@ INLINE void write_pieces(const E& epilogue, const TileC<D>& acc, const Factors& 
       const auto write = [&](int n, int i, typename E::Result left, typename E::Result right) {
         shared_store2(place(i) + n * (APART * 2), pack_pair(left, right, (R*)nullptr));
       };
-      compute_pairs<D>(epilogue, acc, factors, row, column0, th.lane, q, other, ahead, kept, write, sums);
+      compute_pairs<D>(epilogue, acc, factors, row, column0 + Q0 * 16, th.lane, q - Q0, other, ahead, kept, write, sums);
     } else {
       char* const place = P::place(piece, row0 + (th.lane & 15), q % P::BLOCKS * 2 + (th.lane >> 4));
       if constexpr (RESIDUAL) {
@@ -118,11 +119,21 @@ INLINE void write_pieces(const E& epilogue, const TileC<D>& acc, const Factors& 
       const auto keep = [&](int n, int i, float left, float right) {
         pairs[n][i] = pack_pair(left, right, (R*)nullptr);
       };
-      compute_pairs<D>(epilogue, acc, factors, row, column0, th.lane, q, other, ahead, kept, keep, sums);
+      compute_pairs<D>(epilogue, acc, factors, row, column0 + Q0 * 16, th.lane, q - Q0, other, ahead, kept, keep, sums);
 #pragma unroll
       for (int n = 0; n < D::OUTPUTS; n++) stmatrix_x4(place + n * (APART * 2), pairs[n]);
     }
   }
+}
+
+// Writes pieces FIRST to LAST - 1 of a tile.
+template <class D, int FIRST, int LAST, int APART, bool RESIDUAL, class E, class Rows, class Factors>
+INLINE void write_pieces(const E& epilogue, const TileC<D>& acc, const Factors& factors, const Rows& row,
+                         int column0, const Thread& th, typename D::T* to, const KeptPairs<D>* other,
+                         const typename E::Shared* kept, float* sums) {
+  typedef Piece<D> P;
+  write_blocks<D, P, FIRST * P::BLOCKS, LAST * P::BLOCKS, 0, APART, RESIDUAL>(epilogue, acc, factors, row, column0, th, to,
+                                                                              other, kept, sums);
 }
 
 // Writes pieces like write_pieces(). Then one thread of the warpgroup may let TMA store them.

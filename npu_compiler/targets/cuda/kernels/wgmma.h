@@ -144,11 +144,15 @@ template <int N> INLINE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.
 INLINE void defined_here(float& x) { asm volatile("" : "+f"(x)::"memory"); }
 INLINE void defined_here(int& x) { asm volatile("" : "+r"(x)::"memory"); }
 INLINE void defined_here(uint64_t& x) { asm volatile("" : "+l"(x)::"memory"); }
-// Waits for all products but the last LATER. The compiler cannot move reads of c before this.
-template <int LATER = 0, int N, class Sum> INLINE void wgmma_finish(WgmmaC<N, Sum>& c) {
-  wgmma_wait<LATER>();
+// The compiler cannot move reads of c before this.
+template <int N, class Sum> INLINE void wgmma_here(WgmmaC<N, Sum>& c) {
 #pragma unroll
   for (int i = 0; i < N / 2; i++) defined_here(c.v[i]);
+}
+// Waits for all products but the last LATER.
+template <int LATER = 0, int N, class Sum> INLINE void wgmma_finish(WgmmaC<N, Sum>& c) {
+  wgmma_wait<LATER>();
+  wgmma_here(c);
 }
 template <int N, class Sum> INLINE void wgmma_zero(WgmmaC<N, Sum>& c) {
 #pragma unroll
