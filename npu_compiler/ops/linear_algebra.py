@@ -163,7 +163,7 @@ def addmm(self: Value, mat1: Value, mat2: Value, *, beta: Scalar = 1, alpha: Sca
 def addmm_activation(
     self: Value, mat1: Value, mat2: Value, *, beta: Scalar = 1, alpha: Scalar = 1, use_gelu: bool = False
 ) -> Value:
-    """addmm followed by ReLU, or by GELU."""
+    """addmm followed by ReLU, or by the exact GELU, as on PyTorch's CPU. Its CUDA kernel approximates it with tanh."""
     y = addmm(self, mat1, mat2, beta=beta, alpha=alpha)
     return y.graph.pointwise(gelu if use_gelu else (lambda x: maximum(x, 0)), y)
 
