@@ -182,6 +182,9 @@ def test_layers_compile(name: str, target: str) -> None:
     if name == "shortcut":
         assert ("KEEPS = true" in kernels) == (target == "cuda:sm_90")
         assert ("= round_clamped_float(" in kernels) == (target == "cuda:sm_90"), "what is kept is not packed"
+    if name == "many-images":
+        assert "= (round_clamped_bits(" not in kernels, "the zero point is added before results saturate"
+        assert ("y[i4] = (round_clamped(" in kernels) == (target == "cuda:sm_90")
     if name == "3x3":
         assert ("RESULT_STAGES = 1" in kernels) == (target == "cuda:sm_90"), "TMA stores bytes"
 

@@ -264,7 +264,11 @@ INLINE uint pack_pair(float low, float high, bf16*) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
   return x;
 }
-INLINE uint pack_pair(int low, int high, uint8_t*) { return byte_permute((uint)low, (uint)high, 0x40); }
+INLINE uint pack_pair(int low, int high, uint8_t*) {  // saturates
+  uint x;
+  asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, 0;" : "=r"(x) : "r"(high), "r"(low));
+  return x;
+}
 template <class T> INLINE void frag_a_from_c(FragA<T>& a, const FragC& left, const FragC& right) {
   a.v[0] = pack_pair(left.v[0], left.v[1], (T*)nullptr);
   a.v[1] = pack_pair(left.v[2], left.v[3], (T*)nullptr);
@@ -309,8 +313,8 @@ UNARY_F(trunc) UNARY(abs, fabsf, fabs) UNARY(round, rintf, rint)
   INLINE double m_##name(double a, double b) { return twice(a, b); }
 BINARY(pow, powf, pow) BINARY(atan2, atan2f, atan2) BINARY(fmod, fmodf, fmod)
 INLINE float m_max(float a, float b) { return fmaxf(a, b); }
-#define HAS_SATURATE 1
-INLINE float m_saturate(float x) { return __saturatef(x); }  // NaN becomes 0
+#define HAS_ROUND_TO_INT 1
+INLINE int round_to_int(float x) { return __float2int_rn(x); }  // saturates; NaN becomes 0
 #if __CUDA_ARCH__ >= 800
 INLINE float m_maximum(float a, float b) { float y; asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); return y; }
 INLINE float m_minimum(float a, float b) { float y; asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); return y; }

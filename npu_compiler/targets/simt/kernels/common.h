@@ -120,19 +120,24 @@ template <class T> INLINE T m_sign(T x) { return (T)((x > 0) - (x < 0)); }
 // Whole numbers below 2^22 in magnitude are the low bits of their sum with 1.5 * 2^23, and adding that rounds.
 // min(max(round(x), low), high) for whole numbers low and high of up to 2^21 in magnitude; NaN gives low.
 INLINE int round_clamped(float x, float low, float high) {
+#ifdef HAS_ROUND_TO_INT
+  return round_to_int(m_minimum(m_max(x, low), high));
+#else
   return (int)(bits_of_f32(m_minimum(m_max(x, low), high) + 12582912.0f) - 0x4b400000u);
+#endif
 }
 // The same plus `zero`, as a float: conversions from integers are slower than sums of floats.
 INLINE float round_clamped_float(float x, float low, float high, float zero) {
   return (m_minimum(m_max(x, low), high) + 12582912.0f) - (12582912.0f - zero);
 }
-// The same for results of 8 bits, of which only the low byte is valid. Scaled by 2^-8, which is exact, a result that is
-// not negative saturates at 0 without an instruction of its own; 1.5 * 2^15 rounds it to multiples of 2^-8.
+// The same for results of 8 bits that pack_pair() saturates, or of which only the low byte is valid.
 INLINE int round_clamped_bits(float x, float low, float high) {
-#ifdef HAS_SATURATE
-  if (low == 0.0f && high <= 255.0f) return (int)bits_of_f32(m_saturate(m_minimum(x, high) * 0.00390625f) + 49152.0f);
-#endif
+#ifdef HAS_ROUND_TO_INT
+  if (low == 0.0f && high <= 255.0f) return round_to_int(high < 255.0f ? m_minimum(x, high) : x);
+  return round_clamped(x, low, high);
+#else
   return (int)bits_of_f32(m_minimum(m_max(x, low), high) + 12582912.0f);
+#endif
 }
 
 // One step of an argmax: NaN is the largest value; of equal values, the first wins.

@@ -339,13 +339,15 @@ class Scalars:
         if function == "round_clamped_float":
             numbers = ", ".join(literal(n, "float") for n in (low - zero, high - zero, zero))
             return f"{function}({self.text(x, 'float')}, {numbers})"
+        if zero and function == "round_clamped_bits":
+            function = "round_clamped"  # zero is added before results saturate
         bounds = ", ".join(literal(b - zero, "float") for b in (low, high))
         text = f"{function}({self.text(x, 'float')}, {bounds})"
         return f"({text} + {literal(zero, 'int')})" if zero else text
 
     def register(self, e: Expr) -> str:
-        """Return the C++ expression for a result of type ``kind_of(e.dtype)``. Of an 8-bit integer only the low byte
-        counts; as a float it has been rounded."""
+        """Return the C++ expression for a result of type ``kind_of(e.dtype)``. An 8-bit integer is what it is after
+        saturation, or only its low byte counts; as a float it has been rounded."""
         byte, function = e, "round_clamped_bits"
         if e.op == "cast" and e.dtype == "float32":
             byte, function = e.args[0], "round_clamped_float"
