@@ -227,6 +227,46 @@ def test_two_threads_have_the_same_rows_in_the_convolutions_of_a_network(tmp_pat
     assert rows[:] == [14 * 14 // 2, 14 * 14 // 2, 28 * 28 // 2]
 
 
+ORDER = """
+struct Trace : AmxModel {
+  static inline char events[64];
+  static inline int count = 0;
+  static void put(char event) { events[count++] = event; }
+  template <int T> static void zero() {}
+  template <int T> static void load(const void*, long) { put('0' + T); }
+  template <int T> static void stream(const void*, long) { put('0' + T); }
+  template <int T> static void store(void*, long) {}
+  template <int C, int, int> static void dpbf16ps() { put('a' + C); }
+};
+#undef NPU_AMX_MODEL
+#define NPU_AMX_MODEL ::Trace
+#include "amx_tile.h"
+using namespace npu;
+extern "C" __attribute__((visibility("default"))) const char* order(long next_second) {
+  const AmxTap taps[] = {{0, 0}, {64, 1}};
+  AmxArgs a = {};
+  a.taps = taps, a.ntaps = 2, a.steps = 2, a.second = 1024;
+  a.x = a.w = a.next_x = a.next_w = "", a.next_second = next_second;
+  NoAmxWork work;
+  amx_tile<2, false, 1, STREAM_NONE, true>(a, work);
+  return Trace::events;
+}
+"""
+
+
+@pytest.mark.parametrize(("next_second", "last"), [(1024, "ab4c6d57"), (-1, "ab4c6d7")])
+def test_operands_of_the_next_step_are_loaded_once_their_tiles_have_been_read(
+    tmp_path: Path, next_second: int, last: str
+) -> None:
+    """Products a and b read tile 4, c and d tile 5, a and c tile 6, b and d tile 7. Loads that wait for the next step
+    arrive after the products of this one."""
+    path = tmp_path / "order.so"
+    path.write_bytes(build_shared({"order.cpp": ORDER}, KERNELS, more_flags=FLAGS))
+    order = ctypes.CDLL(str(path)).order
+    order.restype = ctypes.c_char_p
+    assert order(ctypes.c_long(next_second)).decode() == "6475" + 3 * "ab4c6d57" + last
+
+
 def test_a_program_says_that_tiles_are_refused(amx: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
     program = npu_compiler.compile(capture(net, (x,)), target=amx)

@@ -48,6 +48,8 @@ template <class Plan> struct AmxScratch {
   static constexpr AmxStream STREAM = Plan::PIECES > 1 || BOTH_NEAR ? STREAM_NONE
                                       : X_AGAIN ? Plan::PAIR_BYTES <= NEAR_BYTES ? STREAM_W : STREAM_NONE
                                       : PANEL_UNITS <= NEAR_BYTES ? STREAM_X : STREAM_NONE;
+  // Products of few steps take less time than their epilogue, whose loads these would delay.
+  static constexpr bool EARLY = Plan::PIECES == 1 && (Plan::NTAPS > 1 || Plan::STEPS.count > 8);
   static constexpr long FIRST = align64(Plan::NTAPS * (long)sizeof(AmxTap)), ROWS = FIRST + align64(Plan::TILES * 4);
   static constexpr long COPY = ROWS + align64(Plan::TILES * AMX_ROWS * 4), SUMS = COPY + align64(Plan::COPY_BYTES);
   static constexpr long PANELS = SUMS + (Plan::SLICES > 1 ? Plan::PG : 1) * (1 + Plan::DUAL) * PANEL_SUMS * 4;
@@ -164,7 +166,7 @@ NPU_INLINE void amx_rows_first(const AmxBlock& b, const Chunk<Plan>& c, float* s
           a.next_x = b.x + b.first[t + 2], a.next_second = second(t + 2), a.next_w = b.w + c.begin * PRODUCTS * PRODUCT_BYTES;
         loaded = a.next_w != nullptr;
         NoAmxWork work;
-        amx_pair<INTEGERS, 1, S::STREAM>(two, a, work);
+        amx_pair<INTEGERS, 1, S::STREAM, S::EARLY>(two, a, work);
       }
       amx_finish(waiting);
       waiting.sums = acc, waiting.rows = b.rows + t * AMX_ROWS, waiting.panels = (int)panels;
@@ -365,10 +367,10 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
             }
             if constexpr (S::AHEAD) {
               AmxSplitWork work = {&ahead};
-              amx_pair<INTEGERS, PIECES, S::STREAM>(two, a, work);
+              amx_pair<INTEGERS, PIECES, S::STREAM, S::EARLY>(two, a, work);
             } else {
               NoAmxWork work;
-              amx_pair<INTEGERS, PIECES, S::STREAM>(two, a, work);
+              amx_pair<INTEGERS, PIECES, S::STREAM, S::EARLY>(two, a, work);
             }
             if constexpr (PIECES > 1) {
               for (int half = 0; half <= two && !(finite_x && finite_w); half++)

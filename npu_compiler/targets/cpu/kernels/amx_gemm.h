@@ -203,10 +203,10 @@ NPU_INLINE void amx_panels(const bf16* x, const TW* weights, Epi& epi, Thread& t
                      panel + p * (S::UNPACK ? S::UNPACKED : Plan::PRODUCT_BYTES), STEP_BYTES,
                      acc + p * S::PANEL_SUMS, first_step(now) > 0, source + p * Plan::PRODUCT_BYTES + fetched_before,
                      fetch && fetched_before < steps * FETCHED ? (int)lines : 0, &waiting, (int)share};
-        if constexpr (S::AHEAD) amx_pair<false, 1, S::STREAM>(two, a, ahead);
+        if constexpr (S::AHEAD) amx_pair<false, 1, S::STREAM, false>(two, a, ahead);
         else {
           NoAmxWork work;
-          amx_pair<false, 1, S::STREAM>(two, a, work);
+          amx_pair<false, 1, S::STREAM, false>(two, a, work);
         }
       }
       if (!done) continue;

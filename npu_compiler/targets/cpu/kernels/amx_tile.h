@@ -94,6 +94,28 @@ template <int T, bool STREAMED> NPU_INLINE void amx_load(const char* p, long pit
   else Amx::load<T>(p, pitch);
 }
 
+// Loads the operands of a step: tiles 4 and 5 at x, and at x + second if this is not negative, 6 and 7 at w.
+template <AmxStream STREAM> NPU_INLINE void amx_operands(const char* x, long second, long pitch, const char* w) {
+  amx_load<6, streams_w(STREAM)>(w, PANEL * 4);
+  amx_load<4, streams_x(STREAM)>(x, pitch);
+  amx_load<7, streams_w(STREAM)>(w + 64, PANEL * 4);
+  if (second >= 0) amx_load<5, streams_x(STREAM)>(x + second, pitch);
+}
+
+// The products of a step whose operands are loaded. Loads those of the next step, if `w` is not null, each as soon as
+// the last product has read its tile.
+template <int TILES, bool INTEGERS, AmxStream STREAM>
+NPU_INLINE void amx_loaded_step(const char* x, long second, long pitch, const char* w) {
+  amx_product<INTEGERS, 0, 4, 6>();
+  amx_product<INTEGERS, 1, 4, 7>();
+  if (w) amx_load<4, streams_x(STREAM)>(x, pitch);
+  if constexpr (TILES == 2) amx_product<INTEGERS, 2, 5, 6>();
+  if (w) amx_load<6, streams_w(STREAM)>(w, PANEL * 4);
+  if constexpr (TILES == 2) amx_product<INTEGERS, 3, 5, 7>();
+  if (w && second >= 0) amx_load<5, streams_x(STREAM)>(x + second, pitch);
+  if (w) amx_load<7, streams_w(STREAM)>(w + 64, PANEL * 4);
+}
+
 // One step: adds the products of the tiles at x, and x + second, and those at w. Calls between(last) after each pair of
 // pieces.
 template <int TILES, bool INTEGERS, int PIECES, AmxStream STREAM, bool LOADED = false, int I = 0, class Between>
@@ -117,7 +139,9 @@ NPU_INLINE void amx_step(const char* x, long second, long pitch, const char* w, 
   if constexpr (I + 1 < P::COUNT) amx_step<TILES, INTEGERS, PIECES, STREAM, LOADED, I + 1>(x, second, pitch, w, between);
 }
 
-template <int TILES, bool INTEGERS = false, int PIECES = 1, AmxStream STREAM = STREAM_NONE, class Work = NoAmxWork>
+// EARLY: load the operands of a step between the products of the step before.
+template <int TILES, bool INTEGERS = false, int PIECES = 1, AmxStream STREAM = STREAM_NONE, bool EARLY = false,
+          class Work = NoAmxWork>
 NPU_NOINLINE void amx_tile(const AmxArgs& a, Work& ahead) {
   constexpr long ACC = PANEL * 4;
   float* low = a.acc + AMX_ROWS * PANEL;
@@ -139,30 +163,44 @@ NPU_NOINLINE void amx_tile(const AmxArgs& a, Work& ahead) {
     if (last && waiting && waiting->next < waiting->count) waiting->run(*waiting, waiting->epi, a.rows);
     work.run();
   };
-  bool loaded = PIECES == 1 && a.loaded;
-  for (int t = 0; t < a.ntaps; t++) {
-    const char *x = a.x + a.taps[t].x, *w = a.w + a.taps[t].number * a.w_tap;
-    for (int s = 0; s < steps; s++, x += x_step, w += w_step) {
-      if (loaded) amx_step<TILES, INTEGERS, 1, STREAM, true>(x, second, pitch, w, between);
-      else amx_step<TILES, INTEGERS, PIECES, STREAM>(x, second, pitch, w, between);
-      loaded = false;
+  if constexpr (EARLY) {
+    const long low_x = TILES == 2 ? second : -1;
+    const char *x = a.x + a.taps[0].x, *w = a.w + a.taps[0].number * a.w_tap;
+    if (!a.loaded) amx_operands<STREAM>(x, low_x, pitch, w);
+    for (int t = 1; t <= a.ntaps; t++) {
+      for (int s = 1; s < steps; s++) {
+        x += x_step, w += w_step;
+        amx_loaded_step<TILES, INTEGERS, STREAM>(x, low_x, pitch, w);
+        between(true);
+      }
+      if (t == a.ntaps) break;
+      x = a.x + a.taps[t].x, w = a.w + a.taps[t].number * a.w_tap;
+      amx_loaded_step<TILES, INTEGERS, STREAM>(x, low_x, pitch, w);
+      between(true);
     }
-  }
-  if (a.next_w) {
-    amx_load<6, streams_w(STREAM)>(a.next_w, PANEL * 4);
-    amx_load<4, streams_x(STREAM)>(a.next_x, pitch);
-    amx_load<7, streams_w(STREAM)>(a.next_w + 64, PANEL * 4);
-    if (a.next_second >= 0) amx_load<5, streams_x(STREAM)>(a.next_x + a.next_second, pitch);
+    amx_loaded_step<TILES, INTEGERS, STREAM>(a.next_x, a.next_second, pitch, a.next_w);
+    between(true);
+  } else {
+    bool loaded = PIECES == 1 && a.loaded;
+    for (int t = 0; t < a.ntaps; t++) {
+      const char *x = a.x + a.taps[t].x, *w = a.w + a.taps[t].number * a.w_tap;
+      for (int s = 0; s < steps; s++, x += x_step, w += w_step) {
+        if (loaded) amx_step<TILES, INTEGERS, 1, STREAM, true>(x, second, pitch, w, between);
+        else amx_step<TILES, INTEGERS, PIECES, STREAM>(x, second, pitch, w, between);
+        loaded = false;
+      }
+    }
+    if (a.next_w) amx_operands<STREAM>(a.next_x, a.next_second, pitch, a.next_w);
   }
   Amx::store<0>(a.acc, ACC);
   Amx::store<1>(a.acc + AMX_ROWS, ACC);
   if constexpr (TILES == 2) Amx::store<2>(low, ACC), Amx::store<3>(low + AMX_ROWS, ACC);
   ahead = work;
 }
-template <bool INTEGERS, int PIECES, AmxStream STREAM, class Work>
+template <bool INTEGERS, int PIECES, AmxStream STREAM, bool EARLY, class Work>
 NPU_INLINE void amx_pair(bool two, const AmxArgs& a, Work& ahead) {
-  if (two) amx_tile<2, INTEGERS, PIECES, STREAM>(a, ahead);
-  else amx_tile<1, INTEGERS, PIECES, STREAM>(a, ahead);
+  if (two) amx_tile<2, INTEGERS, PIECES, STREAM, EARLY>(a, ahead);
+  else amx_tile<1, INTEGERS, PIECES, STREAM, EARLY>(a, ahead);
 }
 
 }  // namespace npu
