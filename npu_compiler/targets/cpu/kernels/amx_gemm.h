@@ -206,7 +206,7 @@ NPU_INLINE void amx_panels(const bf16* x, const TW* weights, Epi& epi, Thread& t
         if constexpr (S::AHEAD) amx_pair<false, 1, S::STREAM, false>(two, a, ahead);
         else {
           NoAmxWork work;
-          amx_pair<false, 1, S::STREAM, false>(two, a, work);
+          amx_pair<false, 1, S::STREAM, S::EARLY>(two, a, work);
         }
       }
       if (!done) continue;
