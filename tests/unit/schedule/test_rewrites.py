@@ -152,9 +152,9 @@ def quantised_image() -> Graph:
     return g
 
 
-def columns_of_results() -> Graph:
+def columns_of_results(lines: int = 64) -> Graph:
     g = Graph("columns")
-    x, w = g.input("x", (2, 64, 64, 4), "float32"), g.weight("w", (32, 1, 1, 4), "float32")
+    x, w = g.input("x", (2, lines, 4096 // lines, 4), "float32"), g.weight("w", (32, 1, 1, 4), "float32")
     g.outputs = [("y", g.conv2d(x, w, (1, 1), (0, 0, 0, 0), (1, 1), 1).cast("float16").permute(0, 3, 1, 2))]
     return g
 
@@ -206,6 +206,7 @@ EXAMPLES = [
     Example("fuse_decode_attention", "metal", "float32"),
     Example("fuse_copies", "cuda", on_graph(quantised_image)),
     Example("transpose_results", "cuda", on_graph(columns_of_results)),
+    Example("transpose_results", "cuda", on_graph(lambda: columns_of_results(1))),
     Example("transpose_results", "metal", on_graph(columns_of_results)),
     Example("dual_conv", "cuda", on_graph(block)),
     Example("dual_conv", "cuda", on_graph(lambda: block(taps=3, stride=2, inner=128))),

@@ -33,9 +33,9 @@ def _stores_columns(k: Contraction) -> bool:
 
 
 def _neighbours(dims: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the dims (size, stride) that together are contiguous."""
+    """Return the dims (size, stride) that together are contiguous. Dims of one element have any stride."""
     found, stride = [], 1
-    for n, s in sorted(dims, key=lambda d: d[1]):
+    for n, s in sorted(((n, s) for n, s in dims if n > 1), key=lambda d: d[1]):
         if s != stride:
             break
         found.append((n, s))
