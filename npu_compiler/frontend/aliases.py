@@ -78,15 +78,16 @@ class Aliases:
 
 
 def writes_strided_memory(program: ExportedProgram, trust_storages: bool) -> bool:
-    """Whether an op writes in place while a result is not in row-major order, or to a copy of one.
+    """Whether an op writes in place while a result or an input is not in row-major order, or to a copy of one.
 
-    The IR has no strides: it takes every result for dense and row-major, and so cannot tell whether a reshape of such a
-    result is a view or a copy.
+    The IR has no strides: it takes every tensor for dense and row-major, and so cannot tell whether a reshape of another
+    one, or contiguous(), is a view or a copy.
     """
     nodes = [n for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule) for n in m.graph.nodes]
     calls = [n for n in nodes if isinstance(n.target, torch._ops.OpOverload)]
     written = {_storage(a) for n in calls for a in _written_arguments(n)}
-    strided: set[int | None] = set()
+    inputs = (n.meta.get("val") for n in nodes if n.op == "placeholder")
+    strided = {storage_id(x) for x in inputs if written and isinstance(x, torch.Tensor) and not x.is_contiguous()}
     for node in calls if written else ():
         results = node.meta.get("val")
         sources = {_storage(n) for n in node.all_input_nodes}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -295,3 +296,15 @@ def test_an_argument_that_is_changed_but_not_returned_is_refused() -> None:
         npusim.build(Fn(forward), (X, [X]))
     taken = npusim.build(Fn(lambda batch: batch.pop("x") + 1), ({"x": X},))
     assert torch.equal(taken({"x": X}), X + 1)
+
+
+@pytest.mark.parametrize("copy", [torch.Tensor.contiguous, torch.Tensor.flatten, lambda x: x.reshape(6, 4)])
+def test_a_copy_of_a_strided_argument_is_changed(copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """A program takes its inputs for dense, and a copy of a dense tensor may be the tensor itself."""
+
+    def forward(x: torch.Tensor) -> Any:
+        copy(x).narrow(-1, 0, 1).fill_(3)
+        return x.squeeze()
+
+    x = torch.randn(2, 4, 3).mT
+    assert torch.equal(npusim.build(Fn(forward), (x,))(x), x)
