@@ -80,8 +80,8 @@ class Aliases:
 def writes_strided_memory(program: ExportedProgram, trust_storages: bool) -> bool:
     """Whether an op writes in place while a result or an input is not in row-major order, or to a copy of one.
 
-    The IR has no strides: it takes every tensor for dense and row-major, and so cannot tell whether a reshape of another
-    one, or contiguous(), is a view or a copy.
+    The IR has no strides: it takes every tensor for dense and row-major. Whether a reshape or contiguous() of another
+    one is a view or a copy, it cannot tell.
     """
     nodes = [n for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule) for n in m.graph.nodes]
     calls = [n for n in nodes if isinstance(n.target, torch._ops.OpOverload)]
