@@ -113,6 +113,7 @@ class TargetConfig:
             (``image_rows.py``); 0: like any other convolution.
         chunks: tokens of a prompt that a language model's entry points take at once, besides 1.
         chunk_floor: a run takes at least as long as the arithmetic of this many tokens, because it reads all weights.
+        scans_pairs: whether one scan computes a running extreme together with its position.
         asynchronous: True if execution is asynchronous to the host; greedy decoding and the top-k digest for sampling
             should then run on the device.
         float32_precisions: values that ``float32_precision`` may have.
@@ -140,6 +141,7 @@ class TargetConfig:
     image_row: int = 0
     chunks: tuple[int, ...] = (32, 128)
     chunk_floor: int = 16
+    scans_pairs: bool = False
     asynchronous: bool = False
     float32_precisions: tuple[str, ...] = ("highest",)
     float32_precision: str = "highest"

@@ -23,7 +23,8 @@ About a dozen primitive ops express everything. All shapes are static and every 
 ``concat``            attrs axis
 ``scatter``           base, src, *index operands -> a copy of base with src written into it; attrs mode ('set', 'add'),
                       idx (one Expr per base dim over the domain of src; its loads number the index operands from 0)
-``scan``              attrs kind (sum prod max min), axis: running reduction, same shape
+``scan``              attrs kind (sum prod max min logaddexp), axis: running reduction, same shape; kinds argmax and
+                      argmin: outputs (running extreme, its last int64 position)
 ``sort``              attrs axis, descending, k: outputs (values, int64 indices) of the first k in order; stable
 ``quantize``          weights only: attrs format; a matrix [N, K] as the blocks of a weight format, uint8 [N, bytes]
 ``dequantize``        weights only: attrs format, k, dtype; the elements [N, k] of blocks
@@ -51,6 +52,8 @@ from .expr import Expr
 LEAVES = frozenset(("input", "weight", "state", "const"))
 VIEWS = frozenset(("reshape", "permute", "expand", "slice"))
 LOOPS = frozenset(("pointwise", "reduce"))
+# Scans of an extreme together with its position: the kind -> that of the extreme alone.
+SCAN_EXTREMES = {"argmax": "max", "argmin": "min"}
 
 
 class Value:
@@ -358,6 +361,13 @@ class Graph:
         """Running 'sum', 'prod', 'max', 'min' or 'logaddexp' along ``axis``; same shape and dtype as ``x``. Totals of
         half types are float32."""
         return self.add("scan", [x], [(x.shape, x.dtype)], kind=kind, axis=axis % x.rank).out
+
+    def scan_extreme(self, kind: str, x: Value, axis: int) -> tuple[Value, Value]:
+        """Return the running maximum ('argmax') or minimum ('argmin') along ``axis``, and the int64 position of its
+        last occurrence so far. A NaN is more extreme than any number."""
+        outs = [(x.shape, x.dtype), (x.shape, "int64")]
+        node = self.add("scan", [x], outs, kind=kind, axis=axis % x.rank)
+        return node.outputs[0], node.outputs[1]
 
     def sort(self, x: Value, axis: int, descending: bool, k: int | None = None) -> tuple[Value, Value]:
         """Return the first ``k`` values along ``axis`` in order (None: all) and their int64 positions. Stable."""

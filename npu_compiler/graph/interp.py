@@ -16,7 +16,7 @@ from ..weights import packing
 from ..weights.format import block_format
 from . import expr
 from .expr_interp import evaluate, most_held
-from .graph import LEAVES, Graph, Node, Value
+from .graph import LEAVES, SCAN_EXTREMES, Graph, Node, Value
 from .scalar_ops import EXPENSIVE
 
 Arrays = list[np.ndarray]
@@ -186,9 +186,19 @@ SCANS: dict[str, np.ufunc] = {
 }  # fmt: skip
 
 
-def _scan(node: Node, args: Arrays) -> np.ndarray:
-    wide = dtypes.numpy_dtype(dtypes.opmath(node.out.dtype))
+def _scan(node: Node, args: Arrays) -> Any:
+    if node.attrs["kind"] in SCAN_EXTREMES:
+        return scan_extreme(node.attrs["kind"], args[0], node.attrs["axis"])
+    wide = dtypes.numpy_dtype(dtypes.opmath(node.outputs[0].dtype))
     return SCANS[node.attrs["kind"]].accumulate(args[0], axis=node.attrs["axis"], dtype=wide)
+
+
+def scan_extreme(kind: str, x: np.ndarray, axis: int) -> Arrays:
+    """Return the running extreme of ``x`` along ``axis``, and the int64 position of its last occurrence so far."""
+    values = SCANS[SCAN_EXTREMES[kind]].accumulate(x, axis=axis, dtype=x.dtype)
+    here = (x == values) | (x != x)
+    positions = np.arange(x.shape[axis]).reshape([-1 if d == axis else 1 for d in range(x.ndim)])
+    return [values, np.maximum.accumulate(np.where(here, positions, 0), axis=axis)]
 
 
 def _sort(node: Node, args: Arrays) -> Arrays:

@@ -17,7 +17,7 @@ from ..weights.format import block_format
 from ..weights.packing import packed_spec
 from . import expr, graph
 from .expr import Expr
-from .graph import Graph, Node, Value
+from .graph import SCAN_EXTREMES, Graph, Node, Value
 from .scalar_ops import SCALAR_OPS, takes
 
 MAX_RANK = 32
@@ -320,8 +320,9 @@ def _scatter(node: Node, inputs: Sequence[Value]) -> Signature:
 def _scan(node: Node, inputs: Sequence[Value]) -> Signature:
     _inputs(inputs, 1)
     _axis(node.attrs["axis"], inputs[0])
-    _require(node.attrs["kind"] in ("sum", "prod", "max", "min", "logaddexp"), f"unknown scan {node.attrs['kind']!r}")
-    return [(inputs[0].shape, inputs[0].dtype)]
+    kind, x = node.attrs["kind"], inputs[0]
+    _require(kind in ("sum", "prod", "max", "min", "logaddexp", *SCAN_EXTREMES), f"unknown scan {kind!r}")
+    return [(x.shape, x.dtype), (x.shape, "int64")] if kind in SCAN_EXTREMES else [(x.shape, x.dtype)]
 
 
 def _sort(node: Node, inputs: Sequence[Value]) -> Signature:

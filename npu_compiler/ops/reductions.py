@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from ..graph.expr import const, fn, index, where
+from ..graph.expr import const, fn, where
 from ..graph.graph import Value
 from ..support import dtypes as dt
 from .access import fresh, wrap_dim
@@ -381,23 +380,17 @@ def declare_running(name: str, kind: str, extreme_name: str, extreme_kind: str) 
 
     def running_extreme(self: Value, dim: int) -> tuple[Value, Value]:
         """Running extreme and its last position."""
-        x = self
-        values = scan(extreme_kind, x, dim)
-        axis = (axes_of(dim, x.rank) or (None,))[0]
-
-        def candidate(a: Any, v: Any) -> Any:
-            here = fn("eq")(a, v) | isnan(a) if dt.is_float(a.dtype) else fn("eq")(a, v)
-            return where(here, const(0, place) if axis is None else index(axis).cast(place), const(0, place))
-
-        place = "int32" if axis is None or x.shape[axis] < 2**31 else "int64"
-        return values, scan("max", x.graph.pointwise(candidate, x, values), dim).cast("int64")
+        axes = axes_of(dim, self.rank)
+        if not axes:
+            return self, self.graph.elementwise((), [], const(0, "int64"))
+        return self.graph.scan_extreme(extreme_kind, self, axes[0])
 
     lowers(f"aten.{name}.default", samples=(*RUNNING, S(t(2, 3), 1, dtype="float32")), dtypes=ALL)(running)
     lowers(f"aten.{extreme_name}.default", samples=(*RUNNING, *WITH_NAN), dtypes=ALL)(running_extreme)
 
 
-declare_running("cumsum", "sum", "cummax", "max")
-declare_running("cumprod", "prod", "cummin", "min")
+declare_running("cumsum", "sum", "cummax", "argmax")
+declare_running("cumprod", "prod", "cummin", "argmin")
 
 
 @lowers("aten.logcumsumexp.default", "aten._logcumsumexp.default", samples=(*RUNNING, *INFINITE))

@@ -6,7 +6,7 @@ import math
 
 from ..graph import expr
 from ..graph.expr import Expr
-from ..graph.graph import Graph, Node, Value
+from ..graph.graph import SCAN_EXTREMES, Graph, Node, Value
 from ..support import dtypes
 from ..target_config import TargetConfig
 from .load_time import static_values
@@ -17,17 +17,19 @@ def decompose(graph: Graph, config: TargetConfig) -> None:
 
     These are matmul and conv2d over dtypes outside ``matrix_dtypes``, attention over these and float64, convolutions
     whose weight is computed at run time where the target does not pack it then, and products with one vector whose
-    right operand is computed at run time. A reduction over one element becomes pointwise.
+    right operand is computed at run time. A reduction over one element becomes pointwise. A running extreme with its
+    position becomes two scans, unless the target scans pairs.
     """
-    for steps in ({"attention": _attention}, {"matmul": _matmul, "conv2d": _conv2d, "reduce": _reduce}):
+    for steps in ({"attention": _attention}, {"matmul": _matmul, "conv2d": _conv2d, "reduce": _reduce, "scan": _scan}):
         if not any(node.op in steps for node in graph.nodes):
             continue
         static = static_values(graph)
         new: dict[Value, Value] = {}
         for node in list(graph.nodes):
-            if node.op in steps and node.out not in static and not _served(node, config, static):
+            if node.op in steps and node.outputs[0] not in static and not _served(node, config, static):
                 graph.sources = node.sources
-                new[node.out] = steps[node.op](graph, node)
+                made = steps[node.op](graph, node)
+                new |= zip(node.outputs, made if isinstance(made, tuple) else (made,), strict=True)
         graph.sources = ()
         graph.replace(new)
 
@@ -36,6 +38,9 @@ def _served(node: Node, config: TargetConfig, static: set[Value]) -> bool:
     """Whether the target has a kernel for this node as it is."""
     if node.op == "reduce":
         return any(node.domain[a] != 1 for a in node.attrs["axes"])
+    if node.op == "scan":
+        plain, x = node.attrs["kind"] not in SCAN_EXTREMES, node.inputs[0]
+        return plain or (config.scans_pairs and x.shape[node.attrs["axis"]] < 2**31)
     if node.inputs[0].dtype not in config.matrix_dtypes:
         return False
     if node.inputs[0].dtype == "uint8":
@@ -66,6 +71,19 @@ def _reduce(graph: Graph, node: Node) -> Value:
     if node.attrs["kind"].startswith("arg"):
         return graph.elementwise(node.out.shape, [], expr.const(0, "int64"))
     return graph.elementwise(node.out.shape, node.inputs, node.attrs["expr"])
+
+
+def _scan(graph: Graph, node: Node) -> tuple[Value, Value]:
+    """The running extreme, and the running maximum of the positions where it is attained."""
+    x, axis = node.inputs[0], node.attrs["axis"]
+    values = graph.scan(SCAN_EXTREMES[node.attrs["kind"]], x, axis)
+    place = "int32" if x.shape[axis] < 2**31 else "int64"
+
+    def candidate(a: Expr, v: Expr) -> Expr:
+        here = expr.fn("eq")(a, v) | expr.fn("isnan")(a) if dtypes.is_float(a.dtype) else expr.fn("eq")(a, v)
+        return expr.where(here, expr.index(axis).cast(place), expr.const(0, place))
+
+    return values, graph.scan("max", graph.pointwise(candidate, x, values), axis).cast("int64")
 
 
 def _attention(graph: Graph, node: Node) -> Value:

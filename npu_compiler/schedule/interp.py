@@ -17,7 +17,7 @@ import numpy as np
 from ..graph import expr, interp
 from ..graph.expr import Expr
 from ..graph.expr_interp import evaluate
-from ..graph.graph import Graph, Node, Value
+from ..graph.graph import SCAN_EXTREMES, Graph, Node, Value
 from ..support import dtypes
 from ..weights.packing import unpack_matrix
 from .anchors import (
@@ -390,6 +390,8 @@ def _decode_attention(k: DecodeAttention, arrays: Arrays) -> None:
 def _scan(k: Scan, inputs: list[Array]) -> list[Array]:
     """Return the scans of whole rows, or of sections from the totals of those before them."""
     x, *totals = inputs
+    if k.op in SCAN_EXTREMES:  # totals only divide the work
+        return interp.scan_extreme(k.op, x, k.axis)
     if not totals:
         wide = dtypes.numpy_dtype(dtypes.opmath(k.inputs[0].dtype))
         return [interp.SCANS[k.op].accumulate(x, axis=k.axis, dtype=wide)]
@@ -403,6 +405,13 @@ def _scan(k: Scan, inputs: list[Array]) -> list[Array]:
 
 def _sections(k: Scan | ScanTotals, x: Array) -> tuple[list[Array], Array]:
     """Return (scanned sections [rows, length], their totals [rows, sections]) in the dtype of the totals."""
+    if k.op in SCAN_EXTREMES:
+        rows = np.moveaxis(x, k.axis, -1).reshape(-1, x.shape[k.axis])
+        places = [
+            interp.scan_extreme(k.op, rows[:, at : at + k.section], 1)[1] + at
+            for at in range(0, rows.shape[1], k.section)
+        ]
+        return places, np.stack([p[:, -1] for p in places], 1).astype(np.int32)
     wide = dtypes.numpy_dtype((k.inputs[1] if isinstance(k, Scan) else k.outputs[0]).dtype)
     rows = np.moveaxis(x, k.axis, -1).reshape(-1, x.shape[k.axis]).astype(wide)
     starts = range(0, rows.shape[1], k.section)

@@ -295,8 +295,9 @@ class Unpack(Kernel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Scan(Kernel):
-    """Running reductions by ``op`` (sum prod max min logaddexp) along ``axis``. With ``section``, rows are scanned in
-    sections of that many elements, and the last input has the reductions of all sections (:class:`ScanTotals`)."""
+    """Running reductions by ``op`` (sum prod max min logaddexp) along ``axis``; argmax and argmin have a second output,
+    the positions of the extremes. With ``section``, rows are scanned in sections of that many elements, and the last
+    input has the reductions of all sections (:class:`ScanTotals`)."""
 
     kind = "scan"
     op: str
@@ -306,7 +307,8 @@ class Scan(Kernel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ScanTotals(Kernel):
-    """Reductions by ``op`` of sections of ``section`` elements along ``axis``, as [rows, sections]."""
+    """Reductions by ``op`` of sections of ``section`` elements along ``axis``, as [rows, sections]. Those
+    by argmax and argmin are positions in the row."""
 
     kind = "scan_totals"
     op: str

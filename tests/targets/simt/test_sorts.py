@@ -129,6 +129,27 @@ class Scans(nn.Module):
         return [y for x, (_, dim) in zip(inputs, SCANNED, strict=True) for y in (x.cumsum(dim), *x.cummax(dim))]
 
 
+class Extremes(nn.Module):
+    def forward(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        return [y for x in inputs for y in (*x.cummax(1), *x.cummin(1))]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_running_extremes_and_their_positions(target: str) -> None:
+    """Of rows with equal elements and with NaN, whose last occurrence counts; on a GPU a pair is scanned at once."""
+    rng = torch.Generator().manual_seed(7)
+    inputs = tuple(torch.randint(-3, 4, s, generator=rng).float() for s in [(2, 99, 33), (3, 2050), (1, 17_000, 3)])
+    inputs = tuple(torch.where(torch.rand(x.shape, generator=rng) < 1 / x.shape[1], torch.nan, x) for x in inputs)
+    for x in inputs[:2]:
+        x[0] = -torch.inf
+    program = npu_compiler.compile(capture(Extremes(), inputs), target)
+    if target != "cpu":
+        assert {call.kind for call in program.entries["main"].calls} <= {"scan", "scan_totals"}
+    results = Executor(program, None, BACKENDS[target]()).run([x.numpy() for x in inputs]).values()
+    for found, exact in zip(results, Extremes()(*inputs), strict=True):
+        np.testing.assert_array_equal(found, exact.numpy())
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_scans_are_exact_in_integers(target: str) -> None:
     """Of 0 to 49, so that float32 sums are exact too, and half types round the same sums."""

@@ -1,5 +1,5 @@
 // Scans along rows. If rows are contiguous, subgroups scan tiles of them (scan_tiles); if neighbouring rows are
-// neighbours in memory, each thread has a row (scan_columns).
+// neighbours in memory, each thread has a row (scan_columns) or a part of one (scan_column_tiles).
 //
 // Few long rows are scanned in sections (reduce-then-scan; Merrill and Garland, "Single-pass Parallel Prefix Scan with
 // Decoupled Look-back", 2016, compare the forms): one kernel reduces all sections, the next one scans each of them from
@@ -7,39 +7,139 @@
 // decoupled look-back.
 //
 // Types: T, Out and Total, the storage of inputs, results and totals; R, the register of the running total; X, Y: the
-// positions of rows in memory (sort.h); Op: of(a, b) and its identity element start(). Constants: ROWS; N, elements of a
-// row; SECTIONS of a row, and SECTION, their elements; THREADS of a workgroup. totals: [ROWS, SECTIONS].
+// positions of rows in memory (sort.h); Op: of(a, b), where b follows a, merge(a, b) in any order, and start(), the
+// identity element. Constants: ROWS; N, elements of a row; SECTIONS of a row, and SECTION, their elements; THREADS of a
+// workgroup; PLACES: R is an extreme with its position in the row, a second result (P: the positions of its rows in
+// memory). totals: [ROWS, SECTIONS].
 #pragma once
+
+// An element and its position in the row; a position of -1 stands for no element.
+template <class V> struct Placed { V value; int place; };
+
+template <class V> INLINE Placed<V> subgroup_xor(Placed<V> x, int mask) {
+  Placed<V> y;
+  y.value = subgroup_xor(x.value, mask), y.place = subgroup_xor(x.place, mask);
+  return y;
+}
+
+// Returns the extreme one of a and the later b; `wins`: b is as extreme as a. The identity may win against elements that
+// equal it, and has no position; but every element that follows wins against it.
+template <class V> INLINE Placed<V> later_extreme(Placed<V> a, Placed<V> b, bool wins) {
+  wins = wins || b.value != b.value;
+  Placed<V> y;
+  y.value = wins ? b.value : a.value, y.place = wins ? b.place : a.place;
+  return y;
+}
+
+// Returns the extreme one in any order, the later one of two that are equal or NaN. `beyond`: b is more extreme than a.
+template <class V> INLINE Placed<V> extreme(Placed<V> a, Placed<V> b, bool beyond) {
+  const bool a_nan = a.value != a.value, b_nan = b.value != b.value, tie = a_nan ? b_nan : b.value == a.value;
+  return (tie ? b.place > a.place : beyond || b_nan) ? b : a;
+}
+
+// Running totals are made from elements and stored as results and as totals of sections. `from`, `to`: the row's first
+// element.
+template <class C, bool PLACES = C::PLACES> struct Running {
+  typedef typename C::R R;
+  typedef typename C::Total Total;
+  typedef typename C::Out Out;
+  static INLINE R of(typename C::T x, int) { return (R)widen(x); }
+  static INLINE Out value(R x) { return narrow<Out>(x); }
+  static INLINE int64_t place(R) { return 0; }
+  static INLINE Total total(R x) { return narrow<Total>(x); }
+  static INLINE R restore(Total x, DEVICE const typename C::T*) { return (R)widen(x); }
+  static INLINE DEVICE int64_t* places(DEVICE int64_t*, int) { return nullptr; }
+  static INLINE void put(R x, DEVICE Out* to, DEVICE int64_t*, int i) { to[(int64_t)i * C::Y::STEP] = value(x); }
+};
+
+template <class C> struct Running<C, true> {
+  typedef typename C::R R;
+  typedef typename C::Out Out;
+  static INLINE R of(typename C::T x, int i) {
+    R y;
+    y.value = widen(x), y.place = i;
+    return y;
+  }
+  static INLINE Out value(R x) { return narrow<Out>(x.value); }
+  static INLINE int64_t place(R x) { return x.place; }
+  static INLINE int total(R x) { return x.place; }
+  static INLINE R restore(int i, DEVICE const typename C::T* from) { return of(from[(int64_t)i * C::X::STEP], i); }
+  static INLINE DEVICE int64_t* places(DEVICE int64_t* p, int row) { return p + C::P::row(row); }
+  static INLINE void put(R x, DEVICE Out* to, DEVICE int64_t* places, int i) {
+    to[(int64_t)i * C::Y::STEP] = value(x);
+    places[(int64_t)i * C::P::STEP] = x.place;
+  }
+};
 
 // Returns the total of the sections of a row before `section`. The lanes of a subgroup share the work.
 template <class C>
-INLINE typename C::R total_before(DEVICE const typename C::Total* totals, int row, int section, int lane) {
+INLINE typename C::R total_before(
+    DEVICE const typename C::T* from, DEVICE const typename C::Total* totals, int row, int section, int lane) {
   typedef typename C::R R;
   DEVICE const typename C::Total* const of_row = totals + (int64_t)row * C::SECTIONS;
   R total = C::Op::start();
-  for (int s = lane; s < section; s += 32) total = C::Op::of(total, (R)widen(of_row[s]));
+  for (int s = lane; s < section; s += 32) total = C::Op::merge(total, Running<C>::restore(of_row[s], from));
 #pragma unroll
-  for (int m = 1; m < 32; m <<= 1) total = C::Op::of(total, subgroup_xor(total, m));
+  for (int m = 1; m < 32; m <<= 1) total = C::Op::merge(total, subgroup_xor(total, m));
   return total;
 }
 
 // -- a thread per row
 template <class C>
 INLINE void scan_columns(
-    DEVICE const typename C::T* x, DEVICE const typename C::Total* totals, DEVICE typename C::Out* y, Thread at) {
+    DEVICE const typename C::T* x, DEVICE const typename C::Total* totals, DEVICE typename C::Out* y, DEVICE int64_t* p,
+    Thread at) {
   const int n = at.workgroup * C::THREADS + at.tid, row = n % C::ROWS, section = n / C::ROWS;
   if (section >= C::SECTIONS) return;
   DEVICE const typename C::T* const from = x + C::X::row(row);
   DEVICE typename C::Out* const to = y + C::Y::row(row);
+  DEVICE int64_t* const places = Running<C>::places(p, row);
   typename C::R total = C::Op::start();
 #pragma unroll 8
   for (int s = 0; s < section; s++)
-    total = C::Op::of(total, (typename C::R)widen(totals[(int64_t)row * C::SECTIONS + s]));
+    total = C::Op::of(total, Running<C>::restore(totals[(int64_t)row * C::SECTIONS + s], from));
   const int begin = section * C::SECTION, end = C::N - begin < C::SECTION ? C::N : begin + C::SECTION;
 #pragma unroll 8
   for (int i = begin; i < end; i++) {
-    total = C::Op::of(total, (typename C::R)widen(from[(int64_t)i * C::X::STEP]));
-    to[(int64_t)i * C::Y::STEP] = narrow<typename C::Out>(total);
+    total = C::Op::of(total, Running<C>::of(from[(int64_t)i * C::X::STEP], i));
+    Running<C>::put(total, to, places, i);
+  }
+}
+
+// A thread has a column of EACH elements of a tile: the lanes of a subgroup, neighbouring rows, and the subgroups, parts
+// of these rows one after another. shared: [2, SUBGROUPS, 32].
+template <class C>
+INLINE void scan_column_tiles(
+    DEVICE const typename C::T* x, DEVICE typename C::Out* y, DEVICE int64_t* p, SMEM typename C::R* shared, Thread at) {
+  typedef typename C::R R;
+  const int row = at.workgroup * 32 + at.lane;
+  const bool inside = row < C::ROWS;
+  DEVICE const typename C::T* const from = x + C::X::row(inside ? row : 0);
+  DEVICE typename C::Out* const to = y + C::Y::row(inside ? row : 0);
+  DEVICE int64_t* const places = Running<C>::places(p, inside ? row : 0);
+  R before = C::Op::start();
+  int side = 0;
+  for (int i = 0; i < C::N; i += C::EACH * C::SUBGROUPS) {
+    const int first = i + at.subgroup * C::EACH;
+    R v[C::EACH];
+#pragma unroll
+    for (int e = 0; e < C::EACH; e++)
+      v[e] = inside && first + e < C::N ? Running<C>::of(from[(int64_t)(first + e) * C::X::STEP], first + e)
+                                        : C::Op::start();
+#pragma unroll
+    for (int e = 1; e < C::EACH; e++) v[e] = C::Op::of(v[e - 1], v[e]);
+    shared[(side + at.subgroup) * 32 + at.lane] = v[C::EACH - 1];
+    barrier();  // the other side is written next, so that no subgroup has to wait for readers
+    R own = before;
+#pragma unroll
+    for (int s = 0; s < C::SUBGROUPS; s++) {
+      if (s == at.subgroup) own = before;
+      before = C::Op::of(before, shared[(side + s) * 32 + at.lane]);
+    }
+    side = C::SUBGROUPS - side;
+#pragma unroll
+    for (int e = 0; e < C::EACH; e++)
+      if (inside && first + e < C::N) Running<C>::put(C::Op::of(own, v[e]), to, places, first + e);
   }
 }
 
@@ -51,8 +151,8 @@ INLINE void scan_column_totals(DEVICE const typename C::T* x, DEVICE typename C:
   typename C::R total = C::Op::start();
   const int begin = section * C::SECTION, end = C::N - begin < C::SECTION ? C::N : begin + C::SECTION;
 #pragma unroll 8
-  for (int i = begin; i < end; i++) total = C::Op::of(total, (typename C::R)widen(from[(int64_t)i * C::X::STEP]));
-  totals[(int64_t)row * C::SECTIONS + section] = narrow<typename C::Total>(total);
+  for (int i = begin; i < end; i++) total = C::Op::of(total, Running<C>::of(from[(int64_t)i * C::X::STEP], i));
+  totals[(int64_t)row * C::SECTIONS + section] = Running<C>::total(total);
 }
 
 // -- subgroups per row
@@ -72,7 +172,7 @@ template <class C> struct ScanTile {
         if (i < end) {
           const Vec<typename C::T, C::WIDTH> x = *(DEVICE const Vec<typename C::T, C::WIDTH>*)(from + i);
 #pragma unroll
-          for (int e = 0; e < C::WIDTH; e++) v[n][e] = (R)widen(x.v[e]);
+          for (int e = 0; e < C::WIDTH; e++) v[n][e] = Running<C>::of(x.v[e], i + e);
         } else {
 #pragma unroll
           for (int e = 0; e < C::WIDTH; e++) v[n][e] = C::Op::start();
@@ -80,25 +180,33 @@ template <class C> struct ScanTile {
       } else {
 #pragma unroll
         for (int e = 0; e < C::WIDTH; e++)
-          v[n][e] = i + e < end ? (R)widen(from[(int64_t)(i + e) * C::X::STEP]) : C::Op::start();
+          v[n][e] = i + e < end ? Running<C>::of(from[(int64_t)(i + e) * C::X::STEP], i + e) : C::Op::start();
       }
     }
   }
 
   // Stores what the tile's elements are after `before`.
-  INLINE void store(DEVICE typename C::Out* to, int first, int end, R before, int lane) const {
+  INLINE void store(
+      DEVICE typename C::Out* to, DEVICE int64_t* places, int first, int end, R before, int lane) const {
 #pragma unroll
     for (int n = 0; n < C::VECTORS; n++) {
       const int i = first + n * VECTOR + lane * C::WIDTH;
       if (C::STORES) {
         Vec<typename C::Out, C::WIDTH> y;
+        Vec<int64_t, C::PLACES ? C::WIDTH : 1> p;
 #pragma unroll
-        for (int e = 0; e < C::WIDTH; e++) y.v[e] = narrow<typename C::Out>(C::Op::of(before, v[n][e]));
-        if (i < end) *(DEVICE Vec<typename C::Out, C::WIDTH>*)(to + i) = y;
+        for (int e = 0; e < C::WIDTH; e++) {
+          const R total = C::Op::of(before, v[n][e]);
+          y.v[e] = Running<C>::value(total);
+          if (C::PLACES) p.v[e] = Running<C>::place(total);
+        }
+        if (i >= end) continue;
+        *(DEVICE Vec<typename C::Out, C::WIDTH>*)(to + i) = y;
+        if (C::PLACES) *(DEVICE Vec<int64_t, C::PLACES ? C::WIDTH : 1>*)(places + i) = p;
       } else {
 #pragma unroll
         for (int e = 0; e < C::WIDTH; e++)
-          if (i + e < end) to[(int64_t)(i + e) * C::Y::STEP] = narrow<typename C::Out>(C::Op::of(before, v[n][e]));
+          if (i + e < end) Running<C>::put(C::Op::of(before, v[n][e]), to, places, i + e);
       }
     }
   }
@@ -130,7 +238,7 @@ template <class C> struct ScanTile {
 // shared: [2, SUBGROUPS].
 template <class C>
 INLINE void scan_tiles(
-    DEVICE const typename C::T* x, DEVICE const typename C::Total* totals, DEVICE typename C::Out* y,
+    DEVICE const typename C::T* x, DEVICE const typename C::Total* totals, DEVICE typename C::Out* y, DEVICE int64_t* p,
     SMEM typename C::R* shared, Thread at) {
   typedef typename C::R R;
   const int worker = C::SUBGROUPS > 1 ? at.workgroup : at.workgroup * (C::THREADS / 32) + at.subgroup;
@@ -138,8 +246,9 @@ INLINE void scan_tiles(
   if (C::SUBGROUPS == 1 && row >= C::ROWS) return;
   DEVICE const typename C::T* const from = x + C::X::row(row);
   DEVICE typename C::Out* const to = y + C::Y::row(row);
+  DEVICE int64_t* const places = Running<C>::places(p, row);
   const int begin = section * C::SECTION, end = C::N - begin < C::SECTION ? C::N : begin + C::SECTION;
-  R before = C::SECTIONS > 1 ? total_before<C>(totals, row, section, at.lane) : C::Op::start();
+  R before = C::SECTIONS > 1 ? total_before<C>(from, totals, row, section, at.lane) : C::Op::start();
   int side = 0;
   for (int i = begin; i < end; i += ScanTile<C>::TILE * C::SUBGROUPS) {
     const int first = i + member * ScanTile<C>::TILE;
@@ -159,7 +268,7 @@ INLINE void scan_tiles(
     } else {
       before = C::Op::of(before, total);
     }
-    tile.store(to, first, end, own, at.lane);
+    tile.store(to, places, first, end, own, at.lane);
   }
 }
 
@@ -177,14 +286,14 @@ INLINE void scan_tile_totals(
 #pragma unroll
     for (int n = 0; n < C::VECTORS; n++)
 #pragma unroll
-      for (int e = 0; e < C::WIDTH; e++) total = C::Op::of(total, tile.v[n][e]);
+      for (int e = 0; e < C::WIDTH; e++) total = C::Op::merge(total, tile.v[n][e]);
   }
 #pragma unroll
-  for (int m = 1; m < 32; m <<= 1) total = C::Op::of(total, subgroup_xor(total, m));
+  for (int m = 1; m < 32; m <<= 1) total = C::Op::merge(total, subgroup_xor(total, m));
   if (at.lane == 0) shared[at.subgroup] = total;
   barrier();
   if (at.tid == 0) {
-    for (int s = 1; s < C::SUBGROUPS; s++) total = C::Op::of(total, shared[s]);
-    totals[at.workgroup] = narrow<typename C::Total>(total);
+    for (int s = 1; s < C::SUBGROUPS; s++) total = C::Op::merge(total, shared[s]);
+    totals[at.workgroup] = Running<C>::total(total);
   }
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ....graph.graph import SCAN_EXTREMES
 from ....schedule.kernel import Operand, Scan, ScanTotals
 from ....support import dtypes
 from ..lang.dialect import SUBGROUP, Dialect
@@ -15,6 +16,8 @@ from ..lang.scalar import accumulator, combine, ctype, kind_of, wrap
 THREADS = 256
 MIN_COLUMNS = 16  # neighbouring rows that are neighbours in memory; each has a thread
 MAX_VECTORS = 4  # of a lane in a tile
+# Extremes of columns: the subgroups of a workgroup share rows of at least COLUMN_TILE elements, EACH for a thread.
+EACH, COLUMN_TILE = 8, 32
 SUBGROUP_ROW = 1024  # a workgroup, instead of a subgroup, scans longer rows
 # Sections: of at least MIN_TILES tiles of a workgroup, or of MIN_COLUMN elements of a thread's row.
 MIN_TILES, MIN_COLUMN, MIN_SECTIONS, MAX_SECTIONS = 1, 32, 4, 1024
@@ -71,21 +74,34 @@ def register_dtype(dtype: str, op: str, dialect: Dialect) -> str:
     return "float64" if dtype == "float32" and op in ("sum", "prod") and dialect.has_double else dtypes.opmath(dtype)
 
 
+def total_dtype(dtype: str, op: str, dialect: Dialect) -> str:
+    """Return the dtype in which totals are stored; those of extremes with positions are positions."""
+    return "int32" if op in SCAN_EXTREMES else register_dtype(dtype, op, dialect)
+
+
 def emit_scan(kernel: Scan, dialect: Dialect) -> Emission:
     """Return the function of a ``scan`` kernel."""
-    f, x, y = Function(kernel, dialect), kernel.inputs[0], kernel.outputs[0]
+    f, x, (y, *places) = Function(kernel, dialect), kernel.inputs[0], kernel.outputs
     if not math.prod(x.shape):
         return f.finish(0, THREADS)
     s = scan_sizes(x, kernel.axis, kernel.section)
     types, sizes = _instance(f, kernel, s)
     types |= {"Out": ctype(y.dtype), "Y": f.rows("y", y, kernel.axis)}
-    totals = f.pointer(1) if kernel.section else "nullptr"
+    if places:
+        types |= {"P": f.rows("p", places[0], kernel.axis)}
+    operands = [f.pointer(0), f.pointer(1) if kernel.section else "nullptr", f.pointer(~0)]
+    operands.append(f.pointer(~1) if places else "nullptr")
+    if s.columns and not kernel.section and s.n >= COLUMN_TILE and places:  # combining them in parts rounds nothing
+        sizes |= {"EACH": EACH, "SUBGROUPS": THREADS // SUBGROUP}
+        shared = _shared(f, kernel, types["R"], 2 * THREADS)
+        f.template("scan_column_tiles", "scan.h", types, sizes, operands[0], *operands[2:], shared)
+        return f.finish(blocks(s.rows, SUBGROUP), THREADS)
     if s.columns:
-        f.template("scan_columns", "scan.h", types, sizes, f.pointer(0), totals, f.pointer(~0))
+        f.template("scan_columns", "scan.h", types, sizes, *operands)
         return f.finish(blocks(s.rows * s.sections, THREADS), THREADS)
-    sizes["STORES"] = _is_vectors(y, kernel.axis, s.width)
-    shared = f.array(types["R"], "shared", 2 * s.subgroups) if s.subgroups > 1 else "nullptr"
-    f.template("scan_tiles", "scan.h", types, sizes, f.pointer(0), totals, f.pointer(~0), shared)
+    sizes["STORES"] = all(_is_vectors(o, kernel.axis, s.width) for o in kernel.outputs)
+    shared = _shared(f, kernel, types["R"], 2 * s.subgroups) if s.subgroups > 1 else "nullptr"
+    f.template("scan_tiles", "scan.h", types, sizes, *operands, shared)
     return f.finish(blocks(s.rows * s.sections * s.subgroups * SUBGROUP, THREADS), THREADS)
 
 
@@ -97,7 +113,7 @@ def emit_scan_totals(kernel: ScanTotals, dialect: Dialect) -> Emission:
     if s.columns:
         f.template("scan_column_totals", "scan.h", types, sizes, f.pointer(0), f.pointer(~0))
         return f.finish(blocks(s.rows * s.sections, THREADS), THREADS)
-    shared = f.array(types["R"], "shared", s.subgroups)
+    shared = _shared(f, kernel, types["R"], s.subgroups)
     f.template("scan_tile_totals", "scan.h", types, sizes, f.pointer(0), f.pointer(~0), shared)
     return f.finish(s.rows * s.sections, THREADS)
 
@@ -107,20 +123,34 @@ def _instance(f: Function, kernel: Scan | ScanTotals, s: ScanSizes) -> tuple[dic
     x, op = kernel.inputs[0], kernel.op
     dtype = register_dtype(x.dtype, op, f.dialect)
     register = kind_of(dtype)
-    step = combine(op, register, "a", "b")
+    start = accumulator(op, dtype)
+    if op in SCAN_EXTREMES:
+        register, start = f"Placed<{register}>", f"Placed<{register}>{{{start}, -1}}"
+        sign = ">" if op == "argmax" else "<"
+        step, merge = f"later_extreme(a, b, b.value {sign}= a.value)", f"extreme(a, b, b.value {sign} a.value)"
+    else:
+        step = combine(op, register, "a", "b")
+        step = merge = step if dtypes.is_float(dtype) else wrap(step, dtype)
+    f.include("scan.h")
+    pair = f"{register} a, {register} b"
     functor = f.functor(
-        "op",
-        {},
-        start=(register, "", accumulator(op, dtype)),
-        of=(register, f"{register} a, {register} b", step if dtypes.is_float(dtype) else wrap(step, dtype)),
-    )
-    types = {"T": ctype(x.dtype), "Total": ctype(dtype), "Out": ctype(dtype), "R": register, "Op": functor}
+        "op", {}, start=(register, "", start), of=(register, pair, step), merge=(register, pair, merge)
+    )  # fmt: skip
+    total = ctype(total_dtype(x.dtype, op, f.dialect))
+    types = {"T": ctype(x.dtype), "Total": total, "Out": ctype(dtype), "R": register, "Op": functor}
     types["X"] = f.rows("x", x, kernel.axis)
     sizes: dict[str, bool | int] = dict(
+        PLACES=op in SCAN_EXTREMES,
         ROWS=s.rows, N=s.n, SECTIONS=s.sections, SECTION=s.section, THREADS=THREADS, SUBGROUPS=s.subgroups,
         WIDTH=s.width, VECTORS=s.vectors, LOADS=_is_vectors(x, kernel.axis, s.width),
     )  # fmt: skip
     return types, sizes
+
+
+def _shared(f: Function, kernel: Scan | ScanTotals, register: str, count: int) -> str:
+    """Declare an array of ``count`` running totals in shared memory. One with its position fills two words, or four."""
+    words = 4 if dtypes.DTYPES[kernel.inputs[0].dtype].size == 8 else 2
+    return f.array(register, "shared", count, 4 * words if kernel.op in SCAN_EXTREMES else 0)
 
 
 def _is_vectors(op: Operand, axis: int, width: int) -> bool:

@@ -10,7 +10,7 @@ from ....target_config import ALL_REAL, Device, TargetConfig
 # The limits that all GPU targets share; each has its own name and more.
 GPU_CONFIG = TargetConfig(
     "gpu", panel=0, buffer_align=256, dtypes=ALL_REAL, max_head_dim=256, pair_dtypes=(), prologue_rows=1,
-    dual_gemm=True, bundles=True,
+    dual_gemm=True, bundles=True, scans_pairs=True,
 )  # fmt: skip
 
 

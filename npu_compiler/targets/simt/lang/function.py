@@ -107,9 +107,14 @@ class Function:
         self.maps.append((number, tiles))
         return f"m{len(self.maps) - 1}"
 
-    def array(self, ctype: str, name: str, count: int) -> str:
-        """Declare an array of ``count`` elements in shared memory and return its name."""
-        sizes = {t.ctype: t.size for t in dtypes.DTYPES.values()} | {"bool": 1, "int": 4, "u8s8": 2, "e4m3x2": 2}
+    def array(self, ctype: str, name: str, count: int, size: int = 0) -> str:
+        """Declare an array of ``count`` elements in shared memory and return its name. ``size``: of an element of a
+        struct, in bytes."""
+        sizes = (
+            {ctype: size}
+            if size
+            else {t.ctype: t.size for t in dtypes.DTYPES.values()} | {"bool": 1, "int": 4, "u8s8": 2, "e4m3x2": 2}
+        )
         self.arrays.append(Array(ctype, name, count, sizes[ctype]))
         return name
 

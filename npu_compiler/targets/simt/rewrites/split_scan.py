@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ....schedule.kernel import Kernel, Scan, ScanTotals, recast
 from ....schedule.schedule import Schedule
-from ..kernels.scans import register_dtype, scan_sizes, section_of
+from ..kernels.scans import scan_sizes, section_of, total_dtype
 from ..lang.dialect import Dialect
 
 
@@ -21,6 +21,6 @@ def _split(schedule: Schedule, k: Scan, dialect: Dialect) -> list[Kernel]:
     if not section:
         return [k]
     s = scan_sizes(k.inputs[0], k.axis, section)
-    totals = schedule.memory(register_dtype(k.inputs[0].dtype, k.op, dialect), (s.rows, s.sections), "totals")
+    totals = schedule.memory(total_dtype(k.inputs[0].dtype, k.op, dialect), (s.rows, s.sections), "totals")
     first = recast(k, ScanTotals, label=f"{k.label}_totals", outputs=(totals,), section=section)
     return [first, replace(k, inputs=(*k.inputs, totals), section=section)]
