@@ -53,3 +53,23 @@ def test_numbers_in_vectors_are_converted_like_single_ones(most: float) -> None:
     want = (wide * (np.float32(most) / top)).astype(ml_dtypes.float8_e4m3fn)
     np.testing.assert_array_equal(found["q"].astype(np.float32), want.astype(np.float32))
     assert np.isnan(found["q"].astype(np.float32)).any(1).tolist() == [most > 464, True, *[most > 464] * 4]
+
+
+def test_a_copy_gathers_neighbours_that_are_near() -> None:
+    g = Graph("every_second")
+    g.outputs = [("y", g.input("x", (64, 3, 128, 2), "bfloat16").permute(0, 3, 1, 2))]
+    schedule = run_graph(g, "cuda:sm_90").schedule
+    assert schedule is not None
+    (kernel,) = schedule.kernels
+    assert "Vec<bf16, 4>" in emit(kernel, HOPPER).text
+
+
+@pytest.mark.parametrize(("heads", "threads"), [(64, 32), (1, 256)])
+def test_few_keys_have_few_threads(heads: int, threads: int) -> None:
+    """A thread adds up several keys before the threads' sums are added up, if there are tiles for all units."""
+    g = Graph("few_keys")
+    q, k, v = (g.input(n, (16, heads, s, 32), "float32") for n, s in (("q", 40), ("k", 24), ("v", 24)))
+    g.outputs = [("y", g.attention(q, k, v, None, 0.125, False))]
+    schedule = run_graph(g, "cuda:sm_90").schedule
+    assert schedule is not None
+    assert emit(schedule.kernels[-1], HOPPER).threads == threads

@@ -16,6 +16,8 @@ from .scalar import Scalars, before_storage, combine, kind_of, storage, stored
 LINE = 128  # bytes of a memory transaction
 MAX_KEPT = 64  # registers of vectors that stay in them between passes over a row
 GATHERED = 8  # the most elements that a thread gathers for one vector store
+# A copy gathers elements that are up to NEAR apart, whose lines neighbouring threads share, NEAR_BYTES a thread.
+NEAR, NEAR_BYTES = 4, 8
 
 
 def scalars_for(nest: Nest, function: Scope, steps: Sequence[Step], numbers: dict[int, int] | None = None) -> Scalars:
@@ -31,7 +33,7 @@ def vector_width(
     """Return the number of neighbours along ``lane`` that every access can load or store as one vector, or 1.
 
     Vectors have up to 16 bytes, or up to ``max_width`` elements if given. Operands from number ``registers`` on are in
-    registers. If the dim is short, loads may also be gathered.
+    registers. If the dim is short, or a copy's loads are near each other, loads may also be gathered.
     """
     widest = max_width or 8
     found: set[Expr] = {x for s in steps for e in s.exprs() for x in expr.walk(e) if x.op == "load"}
@@ -41,6 +43,9 @@ def vector_width(
         inside = [t for t in (*form.opaque(), *x.args[1:]) if any(y is expr.index(lane) for y in expr.walk(t))]
         c = form.coefficient(lane)
         if not inside and c not in (0, 1) and x.value.operand >= 0 and nest.size[lane] <= GATHERED:
+            continue
+        if not inside and 1 < c <= NEAR and len(found) == 2 and x.value.operand >= 0 and not x.value.guarded:
+            widest = min(widest, NEAR_BYTES // dtypes.DTYPES[x.dtype].size)
             continue
         if inside or c not in (0, 1):
             return 1
