@@ -208,7 +208,7 @@ INLINE void b2b_conv(const Operands<S>& operands, const TensorMap& final_filters
   PixelSlots<D, S, Before> in = {memory + D::SLOTS * P::SIZE, own + D::SLOTS, operands, before, {0, 0}};
   PieceSlots<D> slots = {memory, own, to, first, 0, {0, 0}};
   if (leader) {
-    fence_async_proxy();
+    fence_async_global();
     for (int slot = 0; slot < D::PIXEL_SLOTS; slot++) in.load(first + slot * D::STEP, slot);
     for (int slot = 0; slot < D::SLOTS; slot++) slots.request(slot);
   }

@@ -38,7 +38,7 @@ template <class C> struct FlashWgmma {
   }
 
   INLINE void load(const TensorMap& q, const TensorMap& k, const TensorMap& v, int steps) {
-    fence_async_proxy();
+    fence_async_global();
     mbarrier_expect_bytes(queries, C::ROWS * C::D * 2);
 #pragma unroll
     for (int half = 0; half < HALVES; half++)

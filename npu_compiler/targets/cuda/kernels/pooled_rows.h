@@ -132,7 +132,7 @@ INLINE void pooled_rows(const typename D::T* pixels, const typename D::T* weight
     fewer_registers<40>();
     if (th.lane == 0 && warpgroup < Rows::WARPGROUPS) {
       pdl_wait();
-      fence_async_proxy();
+      fence_async_global();
       RingPosition<D::STAGES> at = {0, 1};
       for (int unit = units.first; unit < units.last; unit++, at.next()) {
         mbarrier_wait(freed + at.slot, at.phase);

@@ -29,6 +29,8 @@ INLINE int cluster_rank() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
   return r;
 }
+// Makes the mbarriers of all blocks usable. It orders no other accesses to memory, for which it would have to wait.
+INLINE void cluster_start() { asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory"); }
 INLINE void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
@@ -52,7 +54,9 @@ template <class T> INLINE void cluster_store(uint at, T x, T y, T z, T w) {
 
 // -- TMA: one thread starts the copy of a tile between global and shared memory; loads signal bytes to an mbarrier
 INLINE void tma_prefetch(const TensorMap& m) { asm volatile("prefetch.tensormap [%0];" :: "l"(&m) : "memory"); }
-INLINE void fence_async_proxy() { asm volatile("fence.proxy.async;" ::: "memory"); }
+// Between the results of other kernels and TMA loads of them. A fence of all memory, not just global, would also wait for
+// this thread's accesses.
+INLINE void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 INLINE void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 INLINE void tma_load_bytes(void* to, const void* from, int64_t* full, int bytes) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"

@@ -95,7 +95,7 @@ INLINE void tma_conv(const TensorMap* lines, const typename D::T* pixels, const 
       for (int tap = 0; tap < D::TAPS; tap++)
         tma_load(slots + tap * (D::TILE_N * D::CHANNELS), weights, filters, tap * D::CHANNELS, 0, 0);
       pdl_wait();
-      fence_async_proxy();
+      fence_async_global();
       RingPosition<D::STAGES> at = {0, 1};
       for (int n = 0, t; (t = unit_of<D, Pool>(th.workgroup, n)) < UNITS; n++) {
         const int image = t / (D::SHARES * D::BANDS), band = t / D::SHARES % D::BANDS;

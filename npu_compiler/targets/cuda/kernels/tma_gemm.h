@@ -48,7 +48,7 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
   const Ring<D> ring = {slots, full, full + D::STAGES};
   const int rank = D::SPLITS > 1 ? cluster_rank() : 0;
   if (th.tid == 0) init_ring(ring);
-  if (D::SPLITS > 1) cluster_barrier();
+  if (D::SPLITS > 1) cluster_start();
   else barrier();
   if (th.subgroup >= PRODUCER) {
     if constexpr (D::PROMOTED > 0) fewer_registers<40>();
@@ -65,7 +65,7 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
         else prime(ring, operands, tile, rank);
       }
       pdl_wait();
-      fence_async_proxy();
+      fence_async_global();
       RingPosition<D::STAGES> at = {0, 1};
       int count = 0;
       for (int t = th.workgroup / D::SPLITS; t < D::TILES; t += D::STEP) {
