@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -30,6 +31,18 @@ def pytest_collection_finish() -> None:
     them again, and collects the many objects of a graph less often. It was an eighth of the time of a capture."""
     gc.freeze()
     gc.set_threshold(20_000, 50, 50)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def settings_are_left_alone() -> Iterator[None]:
+    """A file of tests that lost NPU_CXX would make all later ones compile without precompiled headers."""
+    before = _settings()
+    yield
+    assert _settings() == before
+
+
+def _settings() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("NPU_")}
 
 
 @pytest.fixture(scope="session")

@@ -30,10 +30,13 @@ def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def page(tmp_path: Path, language_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
     """A folder with the files that pages take for granted, and default settings except for the compiler; what pages
-    register is forgotten afterwards."""
+    register, set or delete is undone afterwards."""
     kept = ("NPU_CACHE_DIR", "NPU_CXX", "NPU_COMPILE_JOBS")
-    for name in [n for n in os.environ if n.startswith("NPU_") and n not in kept]:
-        monkeypatch.delenv(name)
+    for name in [n for n in os.environ if n.startswith("NPU_")]:
+        if name in kept:
+            monkeypatch.setenv(name, os.environ[name])  # a page that deletes it does so for itself
+        else:
+            monkeypatch.delenv(name)
     (tmp_path / "my-llama").symlink_to(language_model)
     (tmp_path / "text.txt").write_text("The capital of France is Paris.")
     monkeypatch.setattr(target_config, "_rows", {name: [*rows] for name, rows in target_config._rows.items()})
