@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -27,11 +28,7 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
 def imports(name: str, path: Path, known: dict[str, Path]) -> Iterator[str]:
     """The modules of ``known`` that a module imports, at its top or inside functions, type checking aside."""
     package = name.split(".") if path.stem == "__init__" else name.split(".")[:-1]
-    tree = ast.parse(path.read_text())
-    skipped = {id(n) for block in ast.walk(tree) if _for_types_only(block) for n in ast.walk(block)}
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
+    for node in _statements(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (a.name for a in node.names if a.name in known)
         elif isinstance(node, ast.ImportFrom):
@@ -43,10 +40,20 @@ def imports(name: str, path: Path, known: dict[str, Path]) -> Iterator[str]:
                     yield target
 
 
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """The statements of a module at all depths, without those for type checking; expressions hold no imports."""
+    if not _for_types_only(node):
+        yield node
+        for child in ast.iter_child_nodes(node):
+            if not isinstance(child, ast.expr):
+                yield from _statements(child)
+
+
 def _for_types_only(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
+@lru_cache(maxsize=1)
 def import_graph() -> Graph:
     known = modules()
     return {name: set(imports(name, path, known)) - {name} for name, path in known.items()}
