@@ -50,11 +50,12 @@ def emit_loops(
     return "\n".join([*head, *lines, "}\n"])
 
 
-def scratch_bytes(kernel: Loops | Scan | Sort, costs: CPUCosts = MEASURED) -> int:
-    """Return the bytes of ``th.scratch`` that the kernel uses on each thread."""
+def scratch_bytes(kernel: Loops | Scan | Sort, costs: CPUCosts = MEASURED, own_chunks: bool = True) -> int:
+    """Return the bytes of ``th.scratch`` that the kernel uses on each thread. With the arguments of
+    :func:`emit_loops`, the kernel is not emitted again."""
     if not isinstance(kernel, Loops):
         return small_scratch_bytes(kernel)
-    return _emit(*_key(kernel), costs, True)[3]
+    return _emit(*_key(kernel), costs, own_chunks)[3]
 
 
 def _key(kernel: Loops) -> tuple[LoopBody, tuple[Operand, ...], tuple[Operand, ...]]:

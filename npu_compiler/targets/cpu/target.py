@@ -176,7 +176,7 @@ def _emit_fused(kernel: FusedLoops, costs: CPUCosts) -> str:
         text += emit_loops(part, f"@NAME@_{n}", place, costs, own_chunks=False)
         calls.append(f"@NAME@_{n}(bufs + {first}, arena, th, counter + {n})")
         first += len(part.operands)
-    scratch = max(scratch_bytes(part, costs) for part in kernel.parts)
+    scratch = max(scratch_bytes(part, costs, own_chunks=False) for part in kernel.parts)
     return (
         f"{text}int @NAME@({ARGUMENTS}) {{\n  return {' | '.join(calls)};\n}}\n"
         f"extern const long @NAME@_scratch = {scratch};\n"

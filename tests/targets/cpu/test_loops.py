@@ -10,10 +10,13 @@ import pytest
 
 from npu_compiler.graph.expr import Expr, const, fn, index, load, maximum, stage, where
 from npu_compiler.schedule.interp import execute, view
-from npu_compiler.schedule.kernel import Kernel, LoopBody, Loops, Operand, Scan, Sort, Stage
+from npu_compiler.schedule.kernel import FusedLoops, Kernel, LoopBody, Loops, Operand, Scan, Sort, Stage
 from npu_compiler.support import dtypes
 from npu_compiler.targets.cpu import compilers, host
+from npu_compiler.targets.cpu import loops as emitter
+from npu_compiler.targets.cpu.devices import MEASURED
 from npu_compiler.targets.cpu.loops import emit_loops, scratch_bytes
+from npu_compiler.targets.cpu.target import _Units
 
 from ...support.cpu_harness import compile_kernels, fenced, operand, random_array, source
 from ...support.random_kernels import Maker
@@ -507,3 +510,11 @@ def test_guarded_strides_read_nothing_outside() -> None:
             got = {b: fenced(a, at_end) for b, a in buffers.items()}
             assert compiled.run(number, got, 1) == 0
             np.testing.assert_array_equal(view(kernel.outputs[0], got), view(kernel.outputs[0], want))
+
+
+def test_the_parts_of_a_fused_kernel_are_emitted_once() -> None:
+    """Their scratch memory is known from their text."""
+    made = [loops([operand((n,))], [operand((n,))], (n,), (), store(load(0, "float32", (i,)), i)) for n in (5, 600)]
+    emitter._emit.cache_clear()
+    _Units(MEASURED).add(FusedLoops.of(made))
+    assert emitter._emit.cache_info().misses == len(made)
