@@ -48,6 +48,15 @@ class Affine:
 
 def affine(e: Expr) -> Affine:
     """Return the affine form of an int64 expression; a non-affine expression is its own single term."""
+    form = e._affine
+    if form is None:
+        form = _affine(e)
+        if e not in form.terms:  # a cycle of references would keep the expression alive
+            e._affine = form
+    return form
+
+
+def _affine(e: Expr) -> Affine:
     if e.op == "const":
         return Affine({}, e.value)
     if e.op == "neg":

@@ -31,12 +31,13 @@ _interning = threading.RLock()  # threads may compile at once
 class Expr:
     """An immutable scalar expression of a known dtype; supports Python operators (scalars become constants)."""
 
-    __slots__ = ("__weakref__", "_order", "args", "dtype", "op", "value")
+    __slots__ = ("__weakref__", "_affine", "_order", "args", "dtype", "op", "value")
     op: str
     dtype: str
     args: tuple[Expr, ...]
     value: Any
     _order: tuple[Expr, ...] | None  # the result of walk(), without the root
+    _affine: Any  # the result of affine.affine(), or None
 
     def __new__(cls, op: str, dtype: str, args: Sequence[Expr] = (), value: Any = None) -> Expr:
         args = tuple(args)
@@ -50,7 +51,8 @@ class Expr:
                 found = _interned.get(key)
                 if found is None:
                     found = object.__new__(cls)
-                    found.op, found.dtype, found.args, found.value, found._order = op, dtype, args, value, None
+                    found.op, found.dtype, found.args, found.value = op, dtype, args, value
+                    found._order = found._affine = None
                     _interned[key] = found
         return found
 

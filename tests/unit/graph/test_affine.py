@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -155,3 +158,16 @@ def test_two_clamps_bound_what_is_read() -> None:
     assert affine.interval(fn("maximum")(read, 0), RANGES) is None
     assert affine.fits_int32(clamped // 9, RANGES)
     assert not affine.fits_int32(clamped, RANGES)  # its operand has 64 bits
+
+
+def test_forms_are_kept_as_long_as_their_expressions() -> None:
+    e = index(0) * 12345 + fn("floordiv")(index(1), 54321)
+    assert affine.affine(e) is affine.affine(e)
+    affine.affine(e.args[1])  # its own term
+    seen = weakref.ref(e), weakref.ref(e.args[1])
+    gc.disable()  # references alone must end them
+    try:
+        del e
+        assert [r() for r in seen] == [None, None]
+    finally:
+        gc.enable()
