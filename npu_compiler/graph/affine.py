@@ -40,10 +40,13 @@ class Affine:
     def build(self) -> Expr:
         """Return the form as an int64 expression, with its terms in canonical order."""
         plain = sorted((t for t in self.terms if t.op == "index"), key=lambda t: t.value)
-        total: Expr = const(0, "int64")
-        for t in (*plain, *self.opaque()):
-            total = total + t * self.terms[t]
-        return total + self.const
+        products = [t if self.terms[t] == 1 else t * self.terms[t] for t in (*plain, *self.opaque())]
+        if self.const or not products:
+            products.append(const(self.const, "int64"))
+        total = products[0]
+        for product in products[1:]:
+            total = total + product
+        return total
 
 
 def affine(e: Expr) -> Affine:

@@ -44,7 +44,7 @@ class Expr:
         if op == "const":  # repr keeps -0.0, nan and 1 vs True vs 1.0 apart
             key: tuple[Any, ...] = (op, dtype, repr(value))
         else:
-            key = (op, dtype, tuple(id(a) for a in args), value)
+            key = (op, dtype, tuple(map(id, args)), value)
         found = _interned.get(key)
         if found is None:
             with _interning:
@@ -215,7 +215,7 @@ def fn(name: str) -> Callable[..., Expr]:
 def _simplify(e: Expr) -> Expr:
     """Apply exact identities only: integer arithmetic on constants, and neutral elements that keep every bit."""
     a = e.args
-    if all(x.op == "const" for x in a) and e.dtype in ("int64", "bool") and a[0].dtype in ("int64", "bool"):
+    if e.dtype in ("int64", "bool") and a[0].dtype in ("int64", "bool") and all(x.op == "const" for x in a):
         partial = e.op in ("floordiv", "remainder", "idiv", "fmod", "pow", "shl", "shr")
         with np.errstate(all="ignore"):
             if not partial or a[1].value > 0:

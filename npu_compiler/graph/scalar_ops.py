@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,7 @@ _NO_FLOAT = frozenset("idiv and or xor not shl shr".split())
 _NO_BOOL = frozenset("sub neg idiv floordiv remainder fmod pow sign shl shr".split())
 
 
+@cache
 def takes(op: str, dtype: str) -> bool:
     """Whether the scalar op has a meaning for arguments of ``dtype``."""
     kind = dtypes.DTYPES[dtype].kind
