@@ -32,6 +32,8 @@ _TRIM_TO = 0.9
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 _warned: set[Path] = set()  # roots that this process has warned about
+_room: dict[Path, int] = {}  # bytes that this process may store under a root before it counts what is there again
+_SHARE = 16  # of the space left when it was last counted: other processes may store there, too
 
 
 def obstacle(root: Path) -> str:
@@ -170,6 +172,7 @@ class Cache:
             make_folders(path.parent)
             with atomic_file(path, 0o600, sync) as file:
                 write(file)
+                _room[self.root] = _room.get(self.root, 0) - file.tell()
         except OSError as error:
             self._warn_unwritable(error)
             return False
@@ -202,19 +205,19 @@ class Cache:
 
     def trim(self) -> None:
         """Remove the entries used longest ago until the limit holds; call it once after a batch of :meth:`put`. A cache
-        that stores nothing keeps what others stored there."""
-        if not self.limit:
+        that stores nothing keeps what others stored there. Entries are counted only if those that this process stored
+        since it last counted them could matter: there may be thousands."""
+        if not self.limit or _room.get(self.root, 0) > 0:
             return
         entries = self._entries()
         total = sum(size for _, size, _ in entries)
-        if total <= self.limit:
-            return
-        for _, size, path in sorted(entries):
+        for _, size, path in sorted(entries) if total > self.limit else ():
             if total <= self.limit * _TRIM_TO:
-                return
+                break
             with contextlib.suppress(OSError):
                 path.unlink()
                 total -= size
+        _room[self.root] = (self.limit - total) // _SHARE
 
 
 def _digest(key: str) -> str:

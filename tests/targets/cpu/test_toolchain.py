@@ -164,6 +164,18 @@ def test_cache_is_bounded_and_forgets_the_least_recently_used(tmp_path: Path) ->
     assert cache.get("larger than all") is None
 
 
+def test_entries_are_counted_again_when_a_share_of_the_space_left_was_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, counted = Cache(tmp_path / "c", 100_000), []
+    entries = Cache._entries
+    monkeypatch.setattr(Cache, "_entries", lambda self: counted.append(self) or entries(self))
+    for i in range(10):
+        cache.put(f"key{i}", bytes(1000))
+        Cache(tmp_path / "c", 100_000).trim()
+    assert len(counted) == 2  # at first, and after another 6,000 bytes
+
+
 def test_a_cache_that_is_off_keeps_what_others_stored(tmp_path: Path) -> None:
     kept = Cache(tmp_path / "c", 10_000)
     kept.put("key", b"data")
