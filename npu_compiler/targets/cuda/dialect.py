@@ -12,6 +12,7 @@ from ..simt.kernels.flash import is_flash
 from ..simt.lang.dialect import KERNELS as COMMON_KERNELS
 from ..simt.lang.dialect import Array, Dialect, Param, special
 from .b2b_conv import emit_b2b_conv, supports_b2b_conv
+from .decoded_gemm import decoded_column_tiles, emit_decoded_gemm, supports_decoded
 from .devices import DEFAULT, DEVICES, CUDADevice
 from .dual_conv import emit_dual_conv, supports_dual_conv
 from .flash import emit_wgmma_flash, supports_attention
@@ -92,6 +93,7 @@ HOPPER = replace(
     wgmma_widths=(64, 128, 256),
     special=(
         special(Gemm, lambda k, _: supports_tma(k), emit_tma_gemm, column_tiles),
+        special(Gemm, supports_decoded, emit_decoded_gemm, decoded_column_tiles),
         special(Conv2d, supports_tma_conv, emit_tma_conv),
         special(Conv2d, lambda k, _: supports_tma(k), emit_tma_gemm),
         special(DualConv2d, supports_dual_conv, emit_dual_conv),

@@ -22,6 +22,8 @@ PIECE = 64  # rows of results in one TMA store
 N_MAJOR_COLUMNS = 64  # neighbouring columns of a right operand [K, N] in one TMA load
 PAD = 16  # floats after a row of partial sums, to avoid bank conflicts
 MAX_STAGES = 8
+DECODED_STEP = 64  # elements of a stage along K of weights that are decoded
+DECODERS, COPIERS = 5, 2  # the most warps that decode them, and those that copy their codes to shared memory
 WARPGROUP = 128  # threads
 LONG_SUM = 2048  # more terms of 8-bit floats are added up in float32, MAX_TERMS at a time: at an error of 7e-4 of the
 MAX_TERMS = 512  # result for 1536 terms and 2.5e-3 for 8960, the former is small beside a rounding to bfloat16
@@ -92,6 +94,24 @@ def choose(kernel: Gemm | Conv2d, step: int, tiles: bool, dialect: Dialect) -> P
     )
 
 
+def choose_decoded(kernel: Gemm, nbytes: int, codes: int, dialect: Dialect) -> Plan | None:
+    """Return the fastest plan of a product whose right operand warps decode from ``nbytes`` of codes, or None.
+    ``codes``: bytes of shared memory for those of a column, in a stage."""
+    p, out, device = product_of(kernel), kernel.outputs[0], device_of(dialect)
+    residual = len(kernel.inputs) > kernel.rhs + 1 and _has_residual(kernel)
+    size = dtypes.DTYPES[out.dtype].size
+    touched = math.prod(out.shape) * size * (1 + residual) + math.prod(kernel.inputs[0].shape) * 2 + nbytes
+
+    def fits(plan: Plan) -> bool:
+        threads = 2 * plan.m + (DECODERS + COPIERS + 1) * SUBGROUP
+        return plan.blocks_per_sm == 1 and plan.n // 2 + 40 + plan.prefetch * plan.n // 4 <= device.registers // threads
+
+    found = candidates(p, DECODED_STEP, residual, 0, device, min(len(kernel.outputs), 2), codes=codes)
+    plans = filter(fits, found)
+    times = ((cost(p, x, DECODED_STEP, residual, touched // 2, device, decoded=True), x) for x in plans)
+    return min(times, key=lambda t: t[0], default=(0.0, None))[1]
+
+
 def _has_residual(kernel: Gemm | Conv2d) -> bool:
     """Whether the epilogue reads one element for every result."""
     read = kernel.inputs[kernel.rhs + 1 : len(kernel.inputs) - (kernel.row_scale is not None)]
@@ -100,11 +120,12 @@ def _has_residual(kernel: Gemm | Conv2d) -> bool:
 
 def candidates(
     p: Product, step: int, residual: bool, size: int, device: CUDADevice, outputs: int = 1, columns: int = 8,
-    scaled: bool = False,
+    scaled: bool = False, codes: int = 0,
 ) -> Iterator[Plan]:  # fmt: skip
     """Yield the plans that fit the device. ``step``: units of a stage along K. ``residual``: whether the epilogue reads
     one. ``size``: bytes of a result; 0: TMA cannot store them. ``outputs``: their number. ``columns``: widths are
-    multiples of it. ``scaled``: columns have scales."""
+    multiples of it. ``scaled``: columns have scales. ``codes``: bytes of shared memory for those of a column in a
+    stage."""
     for m in (64, 128):
         for n in _widths(p, m, device.units, columns):
             for splits in (1, *(size for size, blocks_at_once in device.clusters if blocks_at_once)):
@@ -112,7 +133,8 @@ def candidates(
                     room = device.shared_per_unit // blocks_per_sm - GROUP_EXTRA
                     room -= split_floats(m, n) * 4 if splits > 1 else 0
                     room -= column_scale_floats(m, n) * 4 if scaled else 0
-                    stage = (m + n) * step * 2
+                    room -= codes * n  # their slots are an even number
+                    stage = (m + n) * step * 2 + codes * n
                     stages = min(room // stage, MAX_STAGES)
                     fits = splits == 1 or blocks(p.k, step) >= 2 * splits
                     tma_store = size > 0 and splits == 1 and n % 64 == 0 and p.n % n == 0
@@ -146,10 +168,11 @@ def registers(m: int, n: int, blocks_per_sm: int, prefetch: bool) -> int:
 
 
 def cost(
-    p: Product, plan: Plan, step: int, residual: bool, units: int, device: CUDADevice, size: int = 2
+    p: Product, plan: Plan, step: int, residual: bool, units: int, device: CUDADevice, size: int = 2,
+    decoded: bool = False,
 ) -> float:  # fmt: skip
     """Return the estimated time in microseconds of a product that accesses at least ``units`` units of two bytes.
-    ``size``: bytes of a result."""
+    ``size``: bytes of a result. ``decoded``: warps decode the right operand."""
     steps = blocks(blocks(p.k, step), plan.splits)
     thread_blocks = blocks(p.m, plan.m) * blocks(p.n, plan.n) * p.batch * plan.splits
     c = device.tma
@@ -171,7 +194,8 @@ def cost(
     store = results / plan.splits * (one + (other if residual else 0)) / p.products
     store += c.byte_tile if plan.tma_store and size == 1 else 0.0
     together = min(plan.blocks_per_sm, blocks(thread_blocks, device.units))
-    loop = max(multiply, load)
+    decode = steps * step / 64 * plan.n * c.decode if decoded else 0.0
+    loop = max(multiply, load, decode)
     alone = loop + store + tile
     work = blocks(thread_blocks, at_once) * max(alone, together * max(loop, store))
     if plan.tma_store and size == 1:

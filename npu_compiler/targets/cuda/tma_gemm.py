@@ -130,16 +130,19 @@ class Operands(NamedTuple):
 
 
 class TmaGemm:
-    """The function of a product or convolution with the tile sizes of ``plan``. ``sums``: accumulators per result."""
+    """The function of a product or convolution with the tile sizes of ``plan``. ``sums``: accumulators per result.
+    ``decoders``: warps that decode the right operand. ``source``: the kernel whose operands the function takes, if they
+    are not those of ``kernel``."""
 
     sums = 1
+    decoders = 0
 
-    def __init__(self, kernel: Gemm | Conv2d, dialect: Dialect, plan: Plan):
+    def __init__(self, kernel: Gemm | Conv2d, dialect: Dialect, plan: Plan, source: Gemm | None = None):
         units, kind = in_units(kernel), operand_type(kernel)
         assert units is not None and kind is not None
         self.kernel, self.dialect, self.plan, self.kind = kernel, dialect, plan, kind
         self.p = product_of(units)
-        self.f = Function(kernel, dialect, explicit_wait=True)
+        self.f = Function(source or kernel, dialect, explicit_wait=True)
         result = dtypes.DTYPES[kernel.outputs[0].dtype]
         self.result_size = result.size
         self.types = {"T": kind.ctype, "Sum": kind.sum_ctype, "R": result.ctype}
@@ -156,7 +159,7 @@ class TmaGemm:
         if plan.splits > 1:
             parts = f.array(self.kind.sum_ctype, "parts", split_floats(plan.m, plan.n))
         full = f.array("int64_t", "full", 2 * plan.stages)
-        before = self._kept()
+        before, decoder = self._kept(), self._decoder()
         operands = self._operands(self.operands, "@NAME@_product")
         outputs = self._outputs()
         f.prefetch_constants(self.kernel.rhs + 1)
@@ -170,12 +173,12 @@ class TmaGemm:
             M=p.m, N=p.n, BATCH=p.batch, PRODUCTS=p.products, BATCHED_RIGHT=self._batches(self.operands.kernel) > 1,
             SPLITS=plan.splits, TILE_M=plan.m, TILE_N=plan.n, TILE_K=self.step, STAGES=plan.stages, TILES=tiles,
             STEP=clusters, FOURS=bool(self.kind.format), N_MAJOR=self.kernel.n_major, PROMOTED=plan.promoted,
-            PRIMED=self._primed(), OUTPUTS=self.outputs, SUM_ROWS=sums, **flags,
+            PRIMED=self._primed(), DECODERS=self.decoders, OUTPUTS=self.outputs, SUM_ROWS=sums, **flags,
         )  # fmt: skip
         row_sums = f.pointer(~(len(self.kernel.outputs) - 1)) if sums else "nullptr"
         f.template(
             "tma_gemm", "tma_gemm.h", self.types, sizes, operands, ring, full, parts, epilogue, scale, columns,
-            outputs, row_sums, before,
+            outputs, row_sums, before, decoder,
         )  # fmt: skip
         return f.finish(clusters * plan.splits, self.threads)
 
@@ -193,6 +196,10 @@ class TmaGemm:
     def _kept(self) -> str:
         """Return the template's argument for an earlier product whose results are kept in registers."""
         return "NoSum{}"
+
+    def _decoder(self) -> str:
+        """Return the template's argument for weights that are decoded."""
+        return "NoDecoder{}"
 
     def _first(self) -> Operands:
         """Return the product whose operands are loaded first."""

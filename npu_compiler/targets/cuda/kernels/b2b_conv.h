@@ -22,8 +22,8 @@ template <class D> struct FinalProduct : D {
 
 // Sizes count two-byte units.
 template <class D> struct B2bMemory {
-  typedef Piece<D, D::PIECE_N> P;
-  typedef Piece<FinalProduct<D>> Q;
+  typedef ResultPiece<D, D::PIECE_N> P;
+  typedef ResultPiece<FinalProduct<D>> Q;
   static constexpr int PARTS = D::PIECE_N / D::TILE_N;
   static constexpr int PIECES = D::COLUMNS / P::COLUMNS, USES = PIECES + Q::COUNT;  // USES: slots that a tile passes through
   static constexpr int KINDS = D::KEEPS ? 2 : 1, PIXELS = PIECE * D::K;
@@ -114,7 +114,7 @@ INLINE void write_part(const E& epilogue, const TileC<D>& acc, const TileRows& r
 template <class D, int N, class Slots, class E>
 INLINE void store_final(Slots& slots, const E& epilogue, const TileC<D>& sums, const TileRows& row, int y, bool leader,
                         const Thread& th) {
-  typedef Piece<D> Q;
+  typedef ResultPiece<D> Q;
   slots.wait();
   fill_pieces<D, N, N + 1, Q::SIZE, false>(epilogue, sums, RowFactors<NoRowScale>(), row, 0, th, slots.piece(), nullptr,
                                            nullptr, nullptr);

@@ -26,7 +26,7 @@ INLINE uint word_max(uint a, uint b, uint8_t*) {  // the upper byte of a 16-bit 
 template <class D> struct MaxPool {
   static constexpr bool ENABLED = true;
   typedef typename D::R R;
-  typedef Piece<D> P;
+  typedef ResultPiece<D> P;
   static constexpr int WARPGROUPS = D::TILE_M / 64, THREADS = D::TILE_M * 2, OH = D::OH / 2, OW = D::OW / 2;
   static constexpr int WORDS = D::TILE_N * sizeof(R) / 4;      // of a pixel
   static constexpr int ACROSS = WARPGROUPS * LINE_BLOCK / 2;   // results of a step in a line

@@ -169,6 +169,11 @@ INLINE void copy_async16(void* to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                :: "r"(shared_address(to)), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
+template <int BYTES> INLINE void copy_async(void* to, const void* from, bool valid) {
+  if (BYTES == 16) copy_async16(to, from, valid);
+  else asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                    :: "r"(shared_address(to)), "l"(from), "n"(BYTES), "r"(valid ? BYTES : 0) : "memory");
+}
 INLINE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> INLINE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
 

@@ -19,6 +19,10 @@ INLINE void mbarrier_wait(int64_t* b, int parity) {
   asm volatile("{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\n"
                "bra AGAIN;\nDONE:\n}" :: "r"(shared_address(b)), "r"(parity) : "memory");
 }
+// Arrives when this thread's asynchronous copies so far have ended.
+INLINE void copy_async_arrive(int64_t* b) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(shared_address(b)) : "memory");
+}
 INLINE void named_barrier(int number, int threads) {
   asm volatile("bar.sync %0, %1;" :: "r"(number), "r"(threads) : "memory");
 }

@@ -73,7 +73,7 @@ template <class D, class E, class Pool>
 INLINE void tma_conv(const TensorMap* lines, const typename D::T* pixels, const TensorMap& weights,
                      typename D::T* slots, typename D::T* staging, int64_t* full, const E& epilogue,
                      const TensorMap* out, const Pool& pool, const Thread& th) {
-  typedef Piece<D> P;
+  typedef ResultPiece<D> P;
   constexpr int WARPGROUPS = D::TILE_M / 64, UNITS = D::IMAGES * D::BANDS * D::SHARES;
   constexpr int APART = D::OVERLAPPING ? LINE_BLOCK : D::CHANNELS, LINE_TILES = (D::OW + LINE_BLOCK - 1) / LINE_BLOCK;
   ASSUME(th.tid >= 0 && th.tid < D::TILE_M * 2 + 32);

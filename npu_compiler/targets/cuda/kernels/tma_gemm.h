@@ -3,7 +3,8 @@
 // (tma_mainloop.h). If there are few tiles, the blocks of a cluster share each tile (split-K): they exchange partial
 // sums, and each adds up its share of the rows, in order (tma_thread_stores.h).
 //
-//   tma_gemm<D>(Operands<S>{left, right}, ring, full, parts, epilogue, scale, columns, {out, out1, residual}, row_sums, NoSum(), th)
+//   tma_gemm<D>(Operands<S>{left, right}, ring, full, parts, epilogue, scale, columns, {out, out1, residual}, row_sums,
+//               NoSum(), NoDecoder(), th)
 #pragma once
 #include "tma_result_stages.h"
 #include "tma_thread_stores.h"
@@ -20,6 +21,12 @@ template <class S, class E> struct KeptSum {
 template <class S, class E> INLINE KeptSum<S, E> keep(const Operands<S>& operands, const E& epilogue) {
   return {operands, epilogue};
 }
+
+// The right operand is loaded as it is. BlockDecoder (tma_decoder.h) decodes weights.
+struct NoDecoder {
+  static constexpr bool ENABLED = false;
+  static constexpr int COPIERS = 0;
+};
 
 template <class D> struct OneOutput : D {
   static constexpr int OUTPUTS = 1, SUM_ROWS = 0;
@@ -39,15 +46,19 @@ INLINE void keep_pairs(const E& epilogue, const TileC<D>& acc, const TileRows& r
   }
 }
 
-template <class D, class S, class E, class Scale, class Columns, class Before>
+template <class D, class S, class E, class Scale, class Columns, class Before, class Decoder>
 INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t* full, typename D::Sum* parts,
                      const E& epilogue, const Scale& scale, const Columns& columns, const TileOutputs& to, float* row_sums,
-                     const Before& before, const Thread& th) {
-  constexpr int PRODUCER = D::TILE_M / 64 * 4;  // the warp that issues loads
-  ASSUME(th.tid >= 0 && th.tid < D::TILE_M * 2 + (D::PROMOTED ? 128 : 32));
+                     const Before& before, const Decoder& decoder, const Thread& th) {
+  constexpr int CONSUMERS = D::TILE_M / 64 * 4, COPIERS = CONSUMERS + D::DECODERS;  // the first warps of each kind
+  constexpr int PRODUCER = COPIERS + Decoder::COPIERS;                                // the warp that issues loads
+  ASSUME(th.tid >= 0 && th.tid < PRODUCER * 32 + (D::PROMOTED ? 128 : 32));
   const Ring<D> ring = {slots, full, full + D::STAGES};
   const int rank = D::SPLITS > 1 ? cluster_rank() : 0;
-  if (th.tid == 0) init_ring(ring);
+  if (th.tid == 0) {
+    if constexpr (Decoder::ENABLED) decoder.init();
+    init_ring(ring);
+  }
   if (D::SPLITS > 1) cluster_start();
   else barrier();
   if (th.subgroup >= PRODUCER) {
@@ -78,6 +89,15 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
     }
     if (D::SPLITS > 1) cluster_barrier();
     return;
+  }
+  if constexpr (Decoder::ENABLED) {
+    if (th.subgroup >= CONSUMERS) {
+      const int tile = th.workgroup / D::SPLITS;
+      if (th.subgroup >= COPIERS) decoder.template copy<S, D>(tile, rank, th.subgroup - COPIERS, th.lane);
+      else decoder.template decode<S>(ring, tile, rank, th.subgroup - CONSUMERS, th.lane);
+      if (D::SPLITS > 1) cluster_barrier();
+      return;
+    }
   }
   if constexpr (D::PROMOTED > 0) more_registers<232>();
   pdl_wait();

@@ -5,7 +5,7 @@
 // of products, each with its own right operand if BATCHED_RIGHT; FOURS: the right operand consists of groups of four rows (weights/block_rows.py); N_MAJOR: the
 // right operand is [K, N], loaded in tiles of 64 columns; TILE_M, TILE_N, TILE_K, which counts units; STAGES of
 // the ring; TILES of the result, of which a block processes every STEP-th; SPLITS: blocks of a cluster that share a tile, each with a part of K (split-K); PRIMED: stages whose right
-// operand, weights, is loaded before preceding kernels end; PRODUCTS 2: columns alternate between two products, which
+// operand, weights, is loaded before preceding kernels end; DECODERS: warps that decode the right operand (tma_decoder.h); PRODUCTS 2: columns alternate between two products, which
 // the epilogue combines.
 //
 // Constants of S, a product of the kernel: K_TILES; IM2COL: rows of the left operand are pixels of the result, and K
@@ -44,7 +44,7 @@ template <class D> struct Ring {
 
 template <class D> INLINE void init_ring(const Ring<D>& ring) {
   for (int i = 0; i < D::STAGES; i++) {
-    mbarrier_init(ring.full + i, 1);
+    mbarrier_init(ring.full + i, D::DECODERS ? 2 : 1);  // TMA's bytes, and the warp that decodes weights
     mbarrier_init(ring.empty + i, D::TILE_M / 64);
   }
   mbarrier_init_fence();
@@ -102,8 +102,8 @@ INLINE void load_stages(const Ring<D>& ring, const Operands<S>& from, RingPositi
   for (int step = range.first; step < range.last; step++) {
     if (PRIMED == 0 || count >= PRIMED) {
       mbarrier_wait(ring.empty + at.slot, at.phase);
-      mbarrier_expect_bytes(ring.full + at.slot, Ring<D>::STAGE * 2);
-      load_right(ring, from, at.slot, step, tile);
+      mbarrier_expect_bytes(ring.full + at.slot, D::DECODERS ? D::TILE_M * D::TILE_K * 2 : Ring<D>::STAGE * 2);
+      if (!D::DECODERS) load_right(ring, from, at.slot, step, tile);
     }
     if constexpr (S::IM2COL) {
       const int tap = step / S::CHANNEL_TILES, c = step % S::CHANNEL_TILES * D::TILE_K;

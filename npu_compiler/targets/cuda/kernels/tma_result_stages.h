@@ -6,7 +6,7 @@
 constexpr int PIECE = 64;  // rows
 
 // Pieces of tiles of N columns have rows of 128 bytes, swizzled, or of 64 bytes if those do not divide a row of the tile.
-template <class D, int N = D::TILE_N> struct Piece {
+template <class D, int N = D::TILE_N> struct ResultPiece {
   typedef typename D::R R;
   static constexpr int WIDEST = 128 / sizeof(R), COLUMNS = N % WIDEST ? 64 : WIDEST;
   static constexpr int ROW = COLUMNS * sizeof(R), COUNT = N / COLUMNS;  // bytes of a row; pieces of a tile
@@ -131,7 +131,7 @@ template <class D, int FIRST, int LAST, int APART, bool RESIDUAL, class E, class
 INLINE void write_pieces(const E& epilogue, const TileC<D>& acc, const Factors& factors, const Rows& row,
                          int column0, const Thread& th, typename D::T* to, const KeptPairs<D>* other,
                          const typename E::Shared* kept, float* sums) {
-  typedef Piece<D> P;
+  typedef ResultPiece<D> P;
   write_blocks<D, P, FIRST * P::BLOCKS, LAST * P::BLOCKS, 0, APART, RESIDUAL>(epilogue, acc, factors, row, column0, th, to,
                                                                               other, kept, sums);
 }
@@ -153,7 +153,7 @@ struct TileOutputs {
 // The last RESULT_STAGES stages of a tile: the producer pre-fills them with the residual; the warpgroups overwrite them
 // with results, which TMA then stores. They are free when TMA has read them.
 template <class D> struct ResultStages {
-  typedef Piece<D> P;
+  typedef ResultPiece<D> P;
   static constexpr int WARPGROUPS = D::TILE_M / 64, SLOTS = D::RESULT_STAGES;
   static constexpr int PER_SLOT = SLOTS ? (P::COUNT + SLOTS - 1) / SLOTS : 0;
   static INLINE constexpr int last(int slot) { return (slot + 1) * PER_SLOT < P::COUNT ? (slot + 1) * PER_SLOT : P::COUNT; }

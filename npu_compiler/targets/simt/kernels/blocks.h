@@ -32,6 +32,11 @@ template <int N> INLINE void stream_words(THREAD uint* words, DEVICE const uint8
   }
 }
 
+// How the parts of a piece get from device memory to registers: move<N>(words, from) is called for each part, in order.
+struct StreamWords {
+  template <int N> INLINE void move(THREAD uint* words, DEVICE const uint8_t* from) { stream_words<N>(words, from); }
+};
+
 // -- codes
 // The codes of a piece in registers.
 template <int BITS> struct PieceCodes {
@@ -43,9 +48,10 @@ template <int BITS> struct PieceCodes {
     for (int i = 0; i < HIGH; i++) high[i] = 0;
   }
   // `four`: the weights of four rows of `pieces` pieces.
-  INLINE void load(DEVICE const uint8_t* four, int pieces, int piece) {
-    stream_words<LOW>(low, four + piece * (4 * LOW));
-    if (HIGH != 0) stream_words<HIGH == 0 ? 1 : HIGH>(high, four + pieces * (4 * LOW) + piece * (4 * HIGH));
+  template <class Move>
+  INLINE void load(DEVICE const uint8_t* four, int pieces, int piece, THREAD Move& how) {
+    how.template move<LOW>(low, four + piece * (4 * LOW));
+    if (HIGH != 0) how.template move<HIGH == 0 ? 1 : HIGH>(high, four + pieces * (4 * LOW) + piece * (4 * HIGH));
   }
   // Pair i of row r: two codes, 16 bits apart, among the other bits of `rest`.
   INLINE uint pair(int r, int i, uint rest) const {
@@ -65,9 +71,10 @@ template <> struct PieceCodes<8> {
   INLINE void zero() {
     for (int i = 0; i < 8; i++) low[i] = 0;
   }
-  INLINE void load(DEVICE const uint8_t* four, int pieces, int piece) {
+  template <class Move>
+  INLINE void load(DEVICE const uint8_t* four, int pieces, int piece, THREAD Move& how) {
 #pragma unroll
-    for (int r = 0; r < 4; r++) stream_words<2>(low + 2 * r, four + (r * pieces + piece) * 8);
+    for (int r = 0; r < 4; r++) how.template move<2>(low + 2 * r, four + (r * pieces + piece) * 8);
   }
   // Pair i of row r: the second byte is 16 bits higher.
   INLINE uint pair(int r, int i) const { return byte_permute(low[2 * r + i / 2], 0u, i % 2 ? 0x4342u : 0x4140u); }
@@ -282,15 +289,37 @@ template <class F, int PIECES, int COLUMNS> struct Piece {
     load_codes(four, piece);
     load_scales(four, piece);
   }
-  INLINE void load_codes(DEVICE const uint8_t* four, int piece) { codes.load(four, PIECES, piece); }
+  INLINE void load_codes(DEVICE const uint8_t* four, int piece) {
+    StreamWords how;
+    codes.load(four, PIECES, piece, how);
+  }
   INLINE void load_scales(DEVICE const uint8_t* four, int piece) {
+    StreamWords how;
+    move_scales(four, piece, how);
+  }
+  template <class Move> INLINE void move_all(DEVICE const uint8_t* four, int piece, THREAD Move& how) {
+    codes.load(four, PIECES, piece, how);
+    move_scales(four, piece, how);
+  }
+  template <class Move> INLINE void move_scales(DEVICE const uint8_t* four, int piece, THREAD Move& how) {
     const int column = piece * 8 / COLUMNS * COLUMNS;
 #pragma unroll
     for (int i = 0; i < SUBS; i++)
-      stream_words<SCALE>(scales[i], four + PLANES + (column / SUB_BLOCK + i) * (4 * SCALE));
-    if (HEAD != 0) stream_words<HEAD == 0 ? 1 : HEAD>(head, four + HEADS + column / BLOCK * (4 * HEAD));
+      how.template move<SCALE>(scales[i], four + PLANES + (column / SUB_BLOCK + i) * (4 * SCALE));
+    if (HEAD != 0) how.template move<HEAD == 0 ? 1 : HEAD>(head, four + HEADS + column / BLOCK * (4 * HEAD));
   }
   INLINE uint4 pairs(int r) const { return F::Codes::pairs(codes, r); }
   INLINE float scale(int i, int r) const { return S::scale(scales[i], head, r); }
   INLINE float base(int i, int r) const { return S::base(scales[i], head, r); }
 };
+
+// The elements of row r of a piece.
+template <class T, class F, int PIECES> INLINE Vec<T, 8> decoded_row(THREAD const Piece<F, PIECES, 8>& piece, int r) {
+  float values[8];
+  unpack(piece.pairs(r), values, (THREAD bf16*)nullptr);
+  const float scale = piece.scale(0, r), base = piece.base(0, r);
+  Vec<T, 8> row;
+#pragma unroll
+  for (int e = 0; e < 8; e++) row.v[e] = narrow<T>(F::Scale::HAS_BASE ? values[e] * scale + base : values[e] * scale);
+  return row;
+}

@@ -33,14 +33,7 @@ template <class C> INLINE void unpack_blocks(DEVICE const uint8_t* weights, DEVI
 #pragma unroll
   for (int r = 0; r < 4; r++) {
     if (four >= C::FOURS || (C::N % 4 != 0 && four * 4 + r >= C::N)) break;
-    float values[8];
-    unpack(piece.pairs(r), values, (THREAD bf16*)nullptr);
-    const float scale = piece.scale(0, r), base = piece.base(0, r);
-    Vec<typename C::T, 8> row;
-#pragma unroll
-    for (int e = 0; e < 8; e++)
-      row.v[e] = narrow<typename C::T>(C::F::Scale::HAS_BASE ? values[e] * scale + base : values[e] * scale);
-    *(DEVICE Vec<typename C::T, 8>*)(out + ((int64_t)four * 4 + r) * C::K + n * 8) = row;
+    *(DEVICE Vec<typename C::T, 8>*)(out + ((int64_t)four * 4 + r) * C::K + n * 8) = decoded_row<typename C::T>(piece, r);
   }
   unpack_end<C>(at);
 }

@@ -12,6 +12,7 @@ from ....target_config import TargetConfig
 from ..kernels.flash import is_flash
 from ..lang.dialect import Dialect
 from .b2b_conv import b2b_conv
+from .decode_in_products import decode_in_products
 from .dual_conv import dual_conv
 from .fold_row_scale import fold_row_scale
 from .fuse_copies import fuse_copies
@@ -91,6 +92,11 @@ def rewrites(config: TargetConfig, dialect: Dialect) -> tuple[ScheduleRewrite, .
             "fold_row_scale",
             "a factor of each row of a product is applied before its epilogue",
             partial(fold_row_scale, dialect=dialect),
+        ),
+        ScheduleRewrite(
+            "decode_in_products",
+            "products of some rows decode their weights themselves",
+            partial(decode_in_products, dialect=dialect),
         ),
         ScheduleRewrite(
             "hoist_unpack",
