@@ -174,12 +174,29 @@ POOL_BODY = entry(
 )
 
 
+# Thread 0 goes to the processor of the worker, may then leave it, as after a wake-up, and waits for the worker.
+MEETING = entry(
+    "meeting",
+    """long* cells = (long*)a.out;
+       if (th.tid == 1) { cells[1] = th.cpu; barrier(th);
+         for (const uint64_t end = now_ns() + 2000000; now_ns() < end;) sched_yield();
+         barrier(th);
+       } else { barrier(th);
+         cpu_set_t all, there; CPU_ZERO(&there); CPU_SET(cells[1], &there);
+         sched_getaffinity(0, sizeof all, &all); sched_setaffinity(0, sizeof there, &there);
+         sched_setaffinity(0, sizeof all, &all);
+         barrier(th);
+         cells[0] = sched_getcpu();
+       }""",
+)
+
+
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Library:
     body = "barrier(th); __atomic_fetch_add((long*)a.out, 100 * th.n + th.tid, __ATOMIC_RELAXED);"
     alone = entry("alone", body, alone=True)
     where = entry("where", "((long*)a.out)[th.tid] = sched_getcpu();")
-    return build(tmp_path_factory.mktemp("pool"), "native", [POOL_BODY, alone, where], ["100"])
+    return build(tmp_path_factory.mktemp("pool"), "native", [POOL_BODY, alone, where, MEETING], ["100"])
 
 
 def rounds(library: Library, count: int) -> None:
@@ -216,6 +233,20 @@ def test_pool_workers_avoid_the_processor_of_the_caller(pool: Library) -> None:
             assert caller == cpu != worker
     finally:
         os.sched_setaffinity(0, allowed)
+        pool.handle.stop()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinity on this system")
+def test_pool_threads_that_meet_in_a_run_part(pool: Library) -> None:
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) < 2:
+        pytest.skip("one processor")
+    pool.start(2)
+    try:
+        runs = [pool.run("meeting", out=np.zeros(2, np.int64)) for _ in range(20)]
+        assert sum(caller == worker for caller, worker in runs) <= 1  # the system may move a thread once more
+        assert os.sched_getaffinity(0) == allowed  # of the caller, for which the run must not decide
+    finally:
         pool.handle.stop()
 
 

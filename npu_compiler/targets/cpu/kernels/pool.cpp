@@ -33,6 +33,8 @@ struct Pool {
   pthread_t handles[MAX_THREADS] = {};
 #if defined(__linux__)
   cpu_set_t allowed = {};  // processors allowed to the thread that started the pool; empty if fewer than threads
+  cpu_set_t callers = {};  // if `moved`: the affinity that the calling thread gets back after the run
+  bool moved = false;
 #endif
 };
 
@@ -64,22 +66,43 @@ static void futex_wake(uint32_t* address) {
 #endif
 }
 
-// Called by a thread that begins a run. If a thread with a lower number is on the same processor, excludes the
-// processors of all these threads from the calling thread's affinity.
-static void leave_shared_cpu(Pool& pool, int tid) {
+#if defined(__linux__)
+// Excludes the processors of the first `others` threads of the pool from the affinity of thread `tid`, which calls this.
+static void leave_cpus(Pool& pool, int tid, int others) {
+  cpu_set_t free = pool.allowed;
+  if (tid == 0) {
+    if (!pool.moved && sched_getaffinity(0, sizeof pool.callers, &pool.callers)) return;
+    CPU_AND(&free, &free, &pool.callers);
+  }
+  for (int t = 0; t < others; t++) {
+    const int cpu = __atomic_load_n(&pool.threads[t].cpu, __ATOMIC_RELAXED);
+    if (t != tid && cpu >= 0 && cpu < CPU_SETSIZE) CPU_CLR(cpu, &free);
+  }
+  if (CPU_COUNT(&free) && !sched_setaffinity(0, sizeof free, &free)) pool.moved |= tid == 0;
+}
+#endif
+
+// Notes the processor on which thread `tid`, which calls this, has woken. If one of the first `others` threads is there,
+// it moves: a thread is often woken on the processor of the one that wakes it, and a scheduler may leave them together.
+static void leave_shared_cpu(Pool& pool, int tid, int others) {
 #if defined(__linux__)
   const int mine = sched_getcpu();
   bool shared = false;
-  cpu_set_t others = pool.allowed;
-  for (int t = 0; t < tid; t++) {
-    const int cpu = __atomic_load_n(&pool.threads[t].cpu, __ATOMIC_RELAXED);
-    shared |= cpu == mine;
-    if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_CLR(cpu, &others);
-  }
-  const bool left = shared && CPU_COUNT(&others) && !sched_setaffinity(0, sizeof others, &others);
-  __atomic_store_n(&pool.threads[tid].cpu, left ? sched_getcpu() : mine, __ATOMIC_RELAXED);
+  for (int t = 0; t < others; t++)
+    shared |= t != tid && __atomic_load_n(&pool.threads[t].cpu, __ATOMIC_RELAXED) == mine;
+  if (shared) leave_cpus(pool, tid, others);
+  __atomic_store_n(&pool.threads[tid].cpu, shared ? sched_getcpu() : mine, __ATOMIC_RELAXED);
 #else
+  (void)others;
   __atomic_store_n(&pool.threads[tid].cpu, 0, __ATOMIC_RELAXED);
+#endif
+}
+
+// The calling thread belongs to the application: it gets its affinity back after the run.
+static inline void restore_caller(Pool& pool) {
+#if defined(__linux__)
+  if (__builtin_expect(pool.moved, 0)) sched_setaffinity(0, sizeof pool.callers, &pool.callers);
+  pool.moved = false;
 #endif
 }
 
@@ -100,14 +123,16 @@ static void line_wake(Line& line) {
   if (__atomic_load_n(&line.sleepers, __ATOMIC_SEQ_CST)) futex_wake(&line.value);
 }
 
-static __attribute__((noinline)) void barrier_wait_long(Line& line, uint32_t target) {
+static __attribute__((noinline)) void barrier_wait_long(Thread& th, uint32_t target) {
   // The other threads have long work or no processor: yield ours, and finally sleep.
+  Line& line = th.pool->barrier;
   for (int i = 0;; i++) {
     uint32_t seen = __atomic_load_n(&line.value, __ATOMIC_ACQUIRE);
-    if ((int32_t)(seen - target) >= 0) return;
+    if ((int32_t)(seen - target) >= 0) break;
     if (i < 64) sched_yield();
     else line_sleep(line, seen);
   }
+  leave_shared_cpu(*th.pool, th.tid, th.n);
 }
 
 // Whether a thread has not begun the run: it may be waiting for the processor of a thread that waits for it.
@@ -127,7 +152,7 @@ void barrier(Thread& th) {
     cpu_relax();
     if (i % 64 == 0 && pool_awaits(th.pool->threads, th.n)) sched_yield();
   }
-  barrier_wait_long(line, target);
+  barrier_wait_long(th, target);
 }
 
 static void* pool_worker(void* p) {
@@ -144,7 +169,7 @@ static void* pool_worker(void* p) {
     }
     seen = __atomic_load_n(&pool.run.value, __ATOMIC_ACQUIRE);
     if (pool.stopping) return nullptr;
-    leave_shared_cpu(pool, th.tid);
+    leave_shared_cpu(pool, th.tid, th.tid);
     pool.fn(pool.arg, th);
     barrier(th);
   }
@@ -166,6 +191,7 @@ static void pool_spawn(Pool& pool) {
   pool.stopping = 0;
   pool.owner = getpid();
 #if defined(__linux__)
+  pool.moved = false;
   const bool known = !sched_getaffinity(0, sizeof pool.allowed, &pool.allowed);
   if (!known || CPU_COUNT(&pool.allowed) < pool.n) CPU_ZERO(&pool.allowed);
 #endif
@@ -227,11 +253,12 @@ static inline __attribute__((always_inline)) void run_on_pool(RunFn fn, void* ar
     pool.fn = fn;
     pool.arg = arg;
     for (int t = 0; t < pool.n; t++) pool.threads[t].cpu = -1;
-    leave_shared_cpu(pool, 0);
+    leave_shared_cpu(pool, 0, 0);
     __atomic_add_fetch(&pool.run.value, 1, __ATOMIC_SEQ_CST);
     line_wake(pool.run);
     fn(arg, pool.threads[0]);
     barrier(pool.threads[0]);
+    restore_caller(pool);
   }
   pthread_mutex_unlock(&pool.lock);
 }

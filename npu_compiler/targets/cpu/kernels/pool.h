@@ -8,8 +8,8 @@
 //   pool_stop();                               joins the workers (also done when the program is unloaded)
 //
 // After a run the workers spin for a bounded time, so that the next run starts at once, and then sleep on a futex.
-// After a pause, a worker often wakes on the processor of another thread of the pool. It moves to a free processor,
-// because the two threads would be time-sliced. A child of fork() has no workers; its first run starts them again.
+// A thread often wakes on the processor of another thread of the pool, after a pause or a long wait at a barrier. It
+// moves to a free processor, because the two threads would be time-sliced. A child of fork() has no workers; its first run starts them again.
 #pragma once
 #include <stdint.h>
 
@@ -25,7 +25,7 @@ struct Thread {
   Pool* pool;
   char* scratch;
   uint32_t arrivals;  // arrivals of all threads that complete the last barrier which this thread entered
-  int cpu;            // the processor on which this thread began the run; -1: it has not begun
+  int cpu;            // the processor on which this thread last woke; -1: it has not begun the run
 };
 
 // The scratch memory of the first of the threads, which are neighbours in memory.
