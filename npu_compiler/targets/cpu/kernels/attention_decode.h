@@ -2,6 +2,7 @@
 // Interface, dimensions and numerics are those of attention(), which calls it. Heads that threads do not share evenly are
 // divided into ranges of keys if the cache is long (flash decoding).
 #pragma once
+#include "attention_decode_pairs.h"
 #include "math.h"
 #include "transpose.h"
 
@@ -152,6 +153,7 @@ NPU_INLINE void decode_scores(CacheRows<E> rows, long keys, const T* const* q, f
                               float* scores) {
   using Plan = DecodePlan<D>;
   const E* k = rows.at;
+  if constexpr (decode_in_pairs<D, E, T>) return DecodePairs<D, Plan>::scores(k, keys, q, queries, scores);
 #if defined(__AVX512BF16__) && NPU_AVX512
   if constexpr (is_same<E, bf16>::value && is_same<T, bf16>::value && D::DH % (2 * VL) == 0) {
     constexpr int FIRST = Plan::ROWS > 6 ? Plan::ROWS / 2 : Plan::ROWS;  // accumulators for 4 keys fill the registers
@@ -177,16 +179,17 @@ struct SoftmaxSums {
   float factor() const { return sum == 0.0f ? 0.0f : 1.0f / sum; }
 };
 
-// Replaces a row of scores by weights, and by 0 from `visible` on.
-NPU_INLINE SoftmaxSums decode_softmax(float* s, long visible, long end) {
+// Replaces a row of scores by weights, and by 0 from `visible` on. PAIRS: whether DecodePairs sums the values.
+template <class D, bool PAIRS> NPU_INLINE SoftmaxSums decode_softmax(float* s, long visible, long end) {
   for (long j = visible; j < end; j++) s[j] = -__builtin_inff();
   vf row_max = splat<vf>(-__builtin_inff()), total = {};
   for (long j = 0; j < end; j += VL) row_max = max(row_max, load_bytes<vf>(s + j));
   const float max_score = hmax(row_max);
   const vf base = splat<vf>(max_score == -__builtin_inff() ? 0.0f : max_score);
   for (long j = 0; j < end; j += VL) {
-    const vf weight = exp(load_bytes<vf>(s + j) - base);
-    store_bytes(s + j, weight);
+    vf weight = exp(load_bytes<vf>(s + j) - base);
+    if constexpr (PAIRS) weight = DecodePairs<D, DecodePlan<D>>::store_weights(s, j, weight);
+    else store_bytes(s + j, weight);
     total += weight;
   }
   return {max_score, hsum(total)};
@@ -225,10 +228,11 @@ NPU_INLINE void decode_values(const T* v, long begin, long end, const float* wei
 }
 
 // Sums the values of all keys and stores the rows, multiplied by their factors.
-template <class D, class E, class T>
+template <class D, bool PAIRS, class E, class T>
 NPU_INLINE void decode_output(const E* v, long keys, const float* weights, const float* factors, float* sums,
                               T* const* out) {
   using Plan = DecodePlan<D>;
+  if constexpr (PAIRS) return DecodePairs<D, Plan>::sum_values(v, keys, weights, factors, sums, out);
   constexpr int WHOLE = Plan::DV_VECS / Plan::V_BLOCK, REST = Plan::DV_VECS % Plan::V_BLOCK;
   for (long j = 0; j == 0 || j < keys; j += DECODE_BLOCK) {
     const long end = min_of(keys, j + DECODE_BLOCK);
@@ -292,6 +296,7 @@ NPU_INLINE void attention_decode(const T* q, CacheRows<E> k, CacheRows<E> v, con
   using Plan = DecodePlan<D>;
   float *scores = (float*)th.scratch, *queries = scores + Plan::Q, *wide = scores + Plan::K, *sums = scores + Plan::S;
   float* results = (float*)first_scratch(th) + Plan::OWN;
+  constexpr bool PAIRS = decode_in_pairs<D, E, T>;
   const long ranges = decode_ranges<D>(th.n, keys, (D::DH + D::DV) * (long)sizeof(E));
   const long length = ceil_div(ceil_div(keys, ranges), VL) * VL;
   for (long i; (i = next_chunk(th, counter)) < Plan::COUNT * ranges;) {
@@ -330,14 +335,14 @@ NPU_INLINE void attention_decode(const T* q, CacheRows<E> k, CacheRows<E> v, con
           store_bytes(s + j, load_bytes<vf>(s + j) + added);
         }
       }
-      softmax[r] = decode_softmax(s, visible, end);
+      softmax[r] = decode_softmax<D, PAIRS>(s, visible, end);
       factors[r] = ranges > 1 ? 1.0f : softmax[r].factor();
       if constexpr (CacheRows<E>::SCALED) scale_each(s, values.scales, count);
     }
     if (ranges == 1) {
-      decode_output<D>(values.at, count, scores, factors, sums, rows);
+      decode_output<D, PAIRS>(values.at, count, scores, factors, sums, rows);
     } else {
-      decode_output<D>(values.at, count, scores, factors, sums, range_rows);
+      decode_output<D, PAIRS>(values.at, count, scores, factors, sums, range_rows);
       memcpy(results + (i + 1) * Plan::RANGE - 2 * Plan::ROWS, softmax, sizeof softmax);
     }
   }
