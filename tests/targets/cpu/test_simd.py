@@ -191,12 +191,20 @@ MEETING = entry(
 )
 
 
+SHARES = "struct Shares { static constexpr long G = 1, NP = 280, PG = 18, IMAGES = 1, BLOCKS = 1; };" + entry(
+    "shares",
+    """for (long i = 0; i < Chunk<Shares>::COUNT; i++)
+         ((long*)a.out)[i] = Chunk<Shares>::of(i).end - Chunk<Shares>::of(i).begin;""",
+    alone=True,
+)
+
+
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Library:
     body = "barrier(th); __atomic_fetch_add((long*)a.out, 100 * th.n + th.tid, __ATOMIC_RELAXED);"
     alone = entry("alone", body, alone=True)
     where = entry("where", "((long*)a.out)[th.tid] = sched_getcpu();")
-    return build(tmp_path_factory.mktemp("pool"), "native", [POOL_BODY, alone, where, MEETING], ["100"])
+    return build(tmp_path_factory.mktemp("pool"), "native", [POOL_BODY, alone, where, MEETING, SHARES], ["100"])
 
 
 def rounds(library: Library, count: int) -> None:
@@ -248,6 +256,15 @@ def test_pool_threads_that_meet_in_a_run_part(pool: Library) -> None:
         assert os.sched_getaffinity(0) == allowed  # of the caller, for which the run must not decide
     finally:
         pool.handle.stop()
+
+
+def test_chunks_have_equal_numbers_of_panels(pool: Library) -> None:
+    pool.start(1)
+    sizes = pool.run("shares", out=np.zeros(16, np.int64))
+    assert sizes.sum() == 280
+    assert set(sizes) == {17, 18}
+    assert sizes[:8].sum() == sizes[8:].sum()  # two threads
+    pool.handle.stop()
 
 
 def test_pool_leaves_short_work_to_the_caller(pool: Library) -> None:

@@ -51,14 +51,14 @@ template <class Kind, class Plan, long N = 0> struct Tilings {
   }
 };
 template <class Plan> constexpr long blocked_tables_bytes() { return align64(Plan::Q * 4) + align64(Plan::NTAPS * 8); }
-// BY_PANELS: blocks vary fastest, so that a thread reads its weights again while they are in the cache.
+// Groups of panels are of nearly equal size, at most Plan::PG. BY_PANELS: blocks vary fastest, so that a thread reads its weights again while they are in the cache.
 template <class Plan, bool BY_PANELS = false> struct Chunk {
   static constexpr long GROUPS = ceil_div(Plan::G * Plan::NP, Plan::PG), COUNT = Plan::IMAGES * Plan::BLOCKS * GROUPS;
   long image, block, begin, end;  // panels begin..end
   NPU_INLINE Chunk of(long i) {
     const long image = i / (GROUPS * Plan::BLOCKS), block = BY_PANELS ? i % Plan::BLOCKS : i / GROUPS % Plan::BLOCKS;
-    const long begin = (BY_PANELS ? i / Plan::BLOCKS % GROUPS : i % GROUPS) * Plan::PG;
-    return {image, block, begin, min_of(begin + Plan::PG, Plan::G * Plan::NP)};
+    const long group = BY_PANELS ? i / Plan::BLOCKS % GROUPS : i % GROUPS, panels = Plan::G * Plan::NP;
+    return {image, block, panels * group / GROUPS, panels * (group + 1) / GROUPS};
   }
 };
 
