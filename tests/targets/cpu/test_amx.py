@@ -201,30 +201,108 @@ def test_what_faults_in_hardware_ends_the_process(model: Path, number: int, mess
     assert run.returncode == -signal.SIGABRT and run.stderr.startswith("AMX model: #") and message in run.stderr
 
 
-HALVES = """
+LAYERS = """
+struct Trace : AmxModel {
+  static inline long steps = 0, fetched[1 << 14], lines[1 << 14];
+  static inline const char* weights;
+  static void prefetch(const void* at) {
+    const long line = ((const char*)at - weights) / 64;
+    if (line >= 0 && line < 512 << 4) fetched[steps - 1]++, lines[line]++;
+  }
+  template <class Shapes> static void configure(const Shapes&) {}
+  static void release() {}
+  template <int T> static void zero() {}
+  template <int T> static void load(const void*, long) {}
+  template <int T> static void stream(const void*, long) {}
+  template <int T> static void store(void*, long) {}
+  template <int C, int, int> static void dpbf16ps() { steps += C == 0; }
+};
+#undef NPU_AMX_MODEL
+#define NPU_AMX_MODEL ::Trace
+#define __builtin_prefetch(at, ...) ::Trace::prefetch(at)
 #include "conv.h"
 using namespace npu;
 template <long SIZE, long CHANNELS, long FILTERS, long TAPS> struct Layer {
   static constexpr long N = 1, H = SIZE, W = SIZE, C = CHANNELS, K = FILTERS, R = TAPS, S = TAPS, G = 1, OH = SIZE;
   static constexpr long OW = SIZE, stride_h = 1, stride_w = 1, dil_h = 1, dil_w = 1, pad_t = TAPS / 2, pad_l = TAPS / 2;
 };
+template <class D> using Plan = typename AmxConv<D, bf16>::Plan;
 template <class D> long second_half() {
-  using Plan = typename AmxConv<D, bf16>::Plan;
-  return Plan::first_row(0, Chunk<Plan>::of(Chunk<Plan>::COUNT / 2).block);
+  return Plan<D>::first_row(0, Chunk<Plan<D>>::of(Chunk<Plan<D>>::COUNT / 2).block);
 }
-extern "C" __attribute__((visibility("default"))) void halves(long* rows) {
+struct None {
+  template <class Lanes> auto at(long, Lanes) const { return [](vf, long) {}; }
+  template <class Lanes> void operator()(vf, long, long, Lanes) const {}
+  void prefetch(long, long) const {}
+};
+#define EXPORT extern "C" __attribute__((visibility("default")))
+EXPORT void halves(long* rows) {
   rows[0] = second_half<Layer<14, 1024, 256, 1>>(), rows[1] = second_half<Layer<14, 256, 1024, 1>>();
   rows[2] = second_half<Layer<28, 128, 128, 3>>();
+}
+EXPORT void heights(long* of) {
+  of[0] = Plan<Layer<14, 256, 1024, 1>>::HEIGHT, of[1] = Plan<Layer<14, 256, 256, 3>>::HEIGHT;
+  of[2] = Plan<Layer<28, 128, 512, 1>>::HEIGHT, of[3] = Plan<Layer<7, 512, 512, 3>>::HEIGHT;
+}
+EXPORT int rows_of_49(int32_t* rows) {
+  int32_t first[4];
+  return Plan<Layer<14, 256, 1024, 1>>::tiles(0, first, rows);
+}
+EXPORT void blocks(long* of) {
+  of[0] = Plan<Layer<28, 512, 128, 1>>::BLOCKS, of[1] = Chunk<Plan<Layer<28, 512, 128, 1>>>::COUNT;
+  of[2] = Plan<Layer<28, 512, 256, 1>>::BLOCKS, of[3] = Chunk<Plan<Layer<28, 512, 256, 1>>>::COUNT;
+}
+using Wide = Layer<14, 256, 1024, 1>;  // 32 panels in chunks of 4, of 2 pairs of tiles and 8 steps
+alignas(64) static char memory[conv2d_scratch_bytes<Wide, bf16, bf16>() + (1 << 20)];
+EXPORT long prefetched(long* steps) {
+  const bf16* x = (const bf16*)(memory + conv2d_scratch_bytes<Wide, bf16, bf16>());
+  Thread th = {0, 1, nullptr, memory, 0, -1};
+  int counter = 0;
+  None epi;
+  Trace::weights = memory + 2 * sizeof memory;  // far from what else is prefetched
+  conv2d<Wide>(x, (const bf16*)Trace::weights, epi, th, &counter);
+  for (long s = 0; s < 8 * 64; s++) steps[s] = Trace::fetched[s];
+  long missed = 0;
+  for (long line = 256; line < 512 << 4; line++) missed += Trace::lines[line] == 0;
+  return missed;
 }
 """
 
 
-def test_two_threads_have_the_same_rows_in_the_convolutions_of_a_network(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def layers(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    path = tmp_path_factory.mktemp("layers") / "layers.so"
+    path.write_bytes(build_shared({"layers.cpp": LAYERS}, KERNELS, more_flags=FLAGS))
+    return ctypes.CDLL(str(path))
+
+
+def test_two_threads_have_the_same_rows_in_the_convolutions_of_a_network(layers: ctypes.CDLL) -> None:
     """Each would read from the other one's cache what it has not computed itself."""
-    path, rows = tmp_path / "halves.so", (ctypes.c_long * 3)()
-    path.write_bytes(build_shared({"halves.cpp": HALVES}, KERNELS, more_flags=FLAGS))
-    ctypes.CDLL(str(path)).halves(rows)
+    layers.halves(rows := (ctypes.c_long * 3)())
     assert rows[:] == [14 * 14 // 2, 14 * 14 // 2, 28 * 28 // 2]
+
+
+def test_tiles_have_equal_heights(layers: ctypes.CDLL) -> None:
+    """A block of 49 rows is 4 tiles of 13, and a row of 14 pixels and 2 of padding one tile. Blocks of 64 rows, and
+    pixels without a gap after 14 or 15, fill tiles of 16."""
+    layers.heights(heights := (ctypes.c_long * 4)())
+    assert heights[:] == [13, 14, 16, 16]
+    rows = (ctypes.c_int32 * 64)()
+    assert layers.rows_of_49(rows) == 4 and [r for r in rows if r >= 0] == list(range(49))
+
+
+def test_products_of_long_rows_have_large_blocks(layers: ctypes.CDLL) -> None:
+    """L1 keeps a panel for all rows of a block. There are chunks for 16 threads."""
+    layers.blocks(counts := (ctypes.c_long * 4)())
+    assert counts[:] == [4, 16, 2, 16]
+
+
+def test_weights_of_the_next_chunk_are_prefetched_in_equal_shares(layers: ctypes.CDLL) -> None:
+    """All but the first panel are prefetched. A step has 32 lines of weights, half of which are for the next chunk,
+    because two pairs of tiles read a chunk; the first chunk prefetches its own in 24 of its 64 steps."""
+    steps = (ctypes.c_long * 512)()
+    assert layers.prefetched(steps) == 0
+    assert set(steps[:64]) == {32, 26} and set(steps[64:448]) == {16} and set(steps[448:]) == {0}
 
 
 ORDER = """

@@ -105,9 +105,11 @@ def test_formats(amx: str) -> None:
 
 
 def test_convolution_in_phases_and_slices(amx: str) -> None:
-    """Strides that differ, dilation, and more channels than L1 holds of the pixels of two tiles."""
+    """Strides that differ, dilation, and more channels than L1 holds of the pixels of two tiles; then tiles of 15
+    positions."""
     torch.manual_seed(5)
-    model, x = nn.Conv2d(512, 32, 3, stride=(2, 1), padding=2, dilation=2).eval(), torch.randn(2, 512, 7, 13)
+    first = nn.Conv2d(512, 96, 3, stride=(2, 1), padding=2, dilation=2)
+    model, x = nn.Sequential(first, nn.Conv2d(96, 96, 1), nn.Conv2d(96, 32, 3, padding=1)), torch.randn(2, 512, 7, 13)
     low = copy.deepcopy(model).bfloat16()
     program = compile_whole(capture(low, (x.bfloat16(),)), target=amx)
     expect(model, [(x,)], "bfloat16").check(run(program, state_dict_numpy(low), [(x.bfloat16(),)]))

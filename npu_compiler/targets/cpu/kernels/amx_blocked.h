@@ -12,8 +12,8 @@ constexpr long AMX_L2_BYTES = 2 << 20;
 constexpr BlockLimits AMX_LIMITS = {768 << 10, 64 << 10, 768 << 10, 2000000, 32, 2, 16};
 constexpr BlockLimits AMX_COPY_LIMITS = {768 << 10, 64 << 10, 768 << 10, 2000000, 16, 2, 16};  // of copied input
 
-// A plan defines what blocked() needs, with these differences. A block's positions are in tiles of AMX_ROWS, at most
-// TILES of them, which are the only positions of a tile that count unless their entry in `rows` is negative:
+// A plan defines what blocked() needs, with these differences. A block's positions are in tiles of HEIGHT, at most TILES
+// of them. `rows` has AMX_ROWS entries for each tile; positions whose entry is negative do not count:
 //   tap_offsets(taps)           fills in the taps
 //   tiles(block, first, rows)   fills in the offset of each tile's first position, and the output row of each position
 //                               relative to first_row(); returns the number of tiles
@@ -128,7 +128,7 @@ struct AmxBlock {
   int tiles;
   const int32_t *first, *rows;
   const AmxTap* taps;
-  bool fetch;  // prefetch weights
+  bool fetch, begins;  // whether the weights may not be in L2; whether no chunk before this one prefetched them
 };
 
 // Multiplies each pair of tiles by all panels of a chunk, and applies the epilogue to rows of SPAN panels: x and the
@@ -143,7 +143,13 @@ NPU_INLINE void amx_rows_first(const AmxBlock& b, const Chunk<Plan>& c, float* s
   // The rows of the next pair of tiles are prefetched once L2 has the weights: loads of 16 rows side by side follow no
   // order that hardware recognises.
   constexpr long PAIR_X = Plan::COPY_BYTES ? 0 : 2 * AMX_ROWS * Plan::PITCH;
-  const long lines = ceil_div(PAIR_X, (c.end - c.begin) * PRODUCTS * Plan::STEPS.count * 64);  // of a step
+  const long steps = (c.end - c.begin) * PRODUCTS * Plan::STEPS.count, lines = ceil_div(PAIR_X, steps * 64);  // of a step
+  // The weights of the next chunk are prefetched during all of this one. The first chunk needs its own first: those of
+  // each panel are prefetched during the panel before, for the first pair of tiles.
+  const long after = b.fetch ? min_of(c.end - c.begin, Plan::NP - c.end) * PRODUCTS * PRODUCT_BYTES : 0;
+  const long own = b.begins ? (c.end - c.begin - 1) * PRODUCTS * Plan::STEPS.count : 0;  // steps
+  const long share = ceil_div(after, (ceil_div(b.tiles, 2) * steps - own) * 64);         // lines of a step
+  const char* next_chunk = b.w + c.end * PRODUCTS * PRODUCT_BYTES;
   bool loaded = false;
   for (int t = 0; t < b.tiles; t += 2)
     for (long pn = c.begin; pn < c.end; pn += S::SPAN, turn ^= 1) {
@@ -152,14 +158,19 @@ NPU_INLINE void amx_rows_first(const AmxBlock& b, const Chunk<Plan>& c, float* s
       float* acc = sums + turn * S::SPAN * PAIR_SUMS;
       for (long i = 0; i < panels * PRODUCTS; i++) {
         const char *panel = b.w + (pn * PRODUCTS + i) * PRODUCT_BYTES, *next = panel + PRODUCTS * PRODUCT_BYTES;
-        const bool fetch = b.fetch && t == 0 && pn + i / PRODUCTS + 1 < Plan::NP;
+        const bool fetch = b.begins && t == 0 && pn + i / PRODUCTS + 1 < c.end;
         AmxArgs a = {b.x + b.first[t], second(t), Plan::PITCH, b.taps, 1,
                      (int)Plan::STEPS.count, STEP * 4, panel, STEP_BYTES,
                      acc + i / PRODUCTS * PAIR_SUMS + i % PRODUCTS * S::PANEL_SUMS, false, next,
                      fetch ? (int)(STEP_BYTES / 64) : 0, &waiting, SHARE};
         a.loaded = loaded;
         const long fetched = ((pn - c.begin) * PRODUCTS + i) * Plan::STEPS.count * lines * 64;
-        if (!fetch && fetched < PAIR_X) a.prefetch = a.x + PAIR_X + fetched, a.lines = (int)lines;
+        if (!fetch && share > 0) {
+          a.prefetch = next_chunk, a.lines = (int)share;
+          next_chunk += Plan::STEPS.count * share * 64;
+        } else if (!fetch && fetched < PAIR_X) {
+          a.prefetch = a.x + PAIR_X + fetched, a.lines = (int)lines;
+        }
         const bool last = pn + S::SPAN >= c.end && i + 1 == panels * PRODUCTS;
         if (!last) a.next_x = a.x, a.next_second = a.second, a.next_w = panel + PRODUCT_BYTES;
         else if (t + 2 < b.tiles)
@@ -272,8 +283,8 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
   if (i >= Chunk<Plan>::COUNT) return;
   Plan::tap_offsets(taps);
   TileShapes shapes;
-  for (int t = 0; t < 4; t++) shapes.set(t, (int)AMX_ROWS, 64);
-  for (int t = 4; t < 6; t++) shapes.set(t, (int)AMX_ROWS, (int)STEP * 4), shapes.set(t + 2, (int)STEP, 64);
+  for (int t = 0; t < 4; t++) shapes.set(t, (int)Plan::HEIGHT, 64);
+  for (int t = 4; t < 6; t++) shapes.set(t, (int)Plan::HEIGHT, (int)STEP * 4), shapes.set(t + 2, (int)STEP, 64);
   Amx::configure(shapes);
   const char* block = nullptr;
   AmxSums waiting;
@@ -294,7 +305,8 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
   for (long after; i < Chunk<Plan>::COUNT; i = after) {
     const Chunk<Plan> c = Chunk<Plan>::of(i);
     after = own_chunk(th, counter, Chunk<Plan>::COUNT, part);
-    if (cold < 0) cold = c.image * Plan::BLOCKS + c.block;
+    const bool begins = cold < 0;
+    if (begins) cold = c.image * Plan::BLOCKS + c.block;
     if (prepared != c.image * Plan::BLOCKS + c.block) {
       if (tabled != Plan::positions(c.block)) {
         amx_finish(waiting);
@@ -310,10 +322,10 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
     const char* w = (const char*)weights + c.image * Plan::W_IMAGE_BYTES;
     const long row = Plan::first_row(c.image, c.block);
     if constexpr (S::ROWS_FIRST) {
-      amx_rows_first<Plan>({block, w, row, tiles, first, rows, taps, fetch_block}, c, sums, waiting, turn);
+      amx_rows_first<Plan>({block, w, row, tiles, first, rows, taps, fetch_block, begins}, c, sums, waiting, turn);
     }
     if constexpr (S::TWO_STEPS)
-      amx_two_steps<Plan>({block, w, row, tiles, first, rows, taps, fetch_block}, c, epi, sums, waiting, turn);
+      amx_two_steps<Plan>({block, w, row, tiles, first, rows, taps, fetch_block, begins}, c, epi, sums, waiting, turn);
     for (long slice = 0; slice < (S::ROWS_FIRST || S::TWO_STEPS ? 0 : Plan::SLICES); slice++) {
       const long step0 = slice * Plan::SLICE, steps = min_of(Plan::SLICE, Plan::STEPS.count - step0);
       const long units = min_of(Plan::NTAPS * steps * STEP, Plan::UNITS - step0 * STEP);

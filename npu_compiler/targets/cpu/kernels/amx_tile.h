@@ -11,7 +11,8 @@
 #if NPU_AMX
 namespace npu {
 
-constexpr long AMX_ROWS = 16, AMX_UNITS = 16;  // positions of a tile, and its most units of the reduced dim
+constexpr long AMX_ROWS = 16, AMX_UNITS = 16;  // most positions of a tile, and its most units of the reduced dim
+constexpr long AMX_LEAST_ROWS = 8;             // products of tiles with fewer positions take no less time
 
 // Units of the reduced dim as steps of equal size. `padded`: the last step has more units than remain.
 struct AmxSteps {

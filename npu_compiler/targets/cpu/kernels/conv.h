@@ -235,21 +235,22 @@ template <class D, class TW, bool DIVIDE = true> struct AmxConvPlan {
 
   struct Block { long image, images, row, rows; };
   // Calls visit(tile, whether it begins, pixel of the copy, position of the tile, row) for all positions of a block,
-  // whose images have `height` rows in the copy. Returns the number of tiles.
-  template <class Visit> static constexpr long visit_tiles(const Block& b, long height, Visit visit) {
+  // whose images have `height` rows in the copy. Returns the number of tiles, which have `tall` positions.
+  template <class Visit>
+  static constexpr long visit_tiles(const Block& b, long height, long tall, Visit visit) {
     long tiles = 0, start = 0, row = 0;
     for (long n = 0; n < b.images; n++)
       for (long oh = 0; oh < b.rows; oh++)
         for (long ow = 0; ow < D::OW; ow++, row++) {
           const long pixel = (n * height + oh * SH) * WIDTH + ow * SW, distance = pixel - start;
-          const bool begins = tiles == 0 || distance % SW != 0 || distance / SW >= AMX_ROWS;
+          const bool begins = tiles == 0 || distance % SW != 0 || distance / SW >= tall;
           if (begins) tiles++, start = pixel;
           visit(tiles - 1, begins, pixel, (pixel - start) / SW, row);
         }
     return tiles;
   }
-  static constexpr long count_tiles(const Block& b, long height) {
-    return visit_tiles(b, height, [](long, bool, long, long, long) {});
+  static constexpr long count_tiles(const Block& b, long height, long tall = AMX_ROWS) {
+    return visit_tiles(b, height, tall, [](long, bool, long, long, long) {});
   }
   static constexpr long quantum_rows() {  // the fewest output rows that fill pairs of tiles, or nearly
     for (long rows = 1; rows < D::OH; rows++) {
@@ -287,6 +288,12 @@ template <class D, class TW, bool DIVIDE = true> struct AmxConvPlan {
     return {image, min_of(BN, D::N - image), row, min_of(BH, D::OH - row)};
   }
   static constexpr long TILES = count_tiles(block_of(0), PHASES * IN_ROWS);
+  static constexpr long least_height() {  // with as many tiles: products of fewer rows take less time
+    long tall = AMX_ROWS;
+    while (tall > AMX_LEAST_ROWS && count_tiles(block_of(0), PHASES * IN_ROWS, tall - 1) == TILES) tall--;
+    return tall;
+  }
+  static constexpr long HEIGHT = least_height();
 
   // Taps of one phase follow each other, so that its pixels stay in L1.
   static void tap_offsets(AmxTap* taps) {
@@ -303,7 +310,7 @@ template <class D, class TW, bool DIVIDE = true> struct AmxConvPlan {
   }
   static int tiles(long block, int32_t* first, int32_t* rows) {
     memset(rows, 255, TILES * AMX_ROWS * 4);
-    return (int)visit_tiles(block_of(block), PHASES * IN_ROWS,
+    return (int)visit_tiles(block_of(block), PHASES * IN_ROWS, HEIGHT,
                             [&](long tile, bool begins, long pixel, long position, long row) {
                               if (begins) first[tile] = (int32_t)(pixel * PIXEL);
                               rows[tile * AMX_ROWS + position] = (int32_t)row;

@@ -138,15 +138,26 @@ template <class D, class TW, class Source = MatrixRows<D>> struct AmxGemmPlan {
                         max_of(1, min_of(4, ceil_div(NP * D::B, AMX_LIMITS.chunks)))}
              : choose_blocking(AMX_LIMITS, D::B, D::M, Source::QUANTUM, UNITS * 4, false, NP, PANEL_BYTES,
                                PRODUCTS * D::K * PANEL);
-  // A few blocks are an even number of equal ones: two threads then have the rows that they had in the kernels before,
-  // and need not read what is in the other one's cache. Weights that leave the cache are read for as few as fit.
-  static constexpr long FEWEST = ceil_div(D::M, BLOCKING.block_rows);
-  static constexpr bool EVEN = FEWEST > 1 && FEWEST <= 8 && NP * PANEL_BYTES <= AMX_LIMITS.resident_bytes;
-  static constexpr long Q = EVEN ? ceil_div(D::M, (FEWEST + 1) / 2 * 2) : min_of(BLOCKING.block_rows, D::M);
-  static constexpr long BLOCKS = ceil_div(D::M, Q), PG = BLOCKING.chunk_panels;
+  static constexpr bool RESIDENT = NP * PANEL_BYTES <= AMX_LIMITS.resident_bytes;
   // If L2 does not hold x and the results, or if the results have rows that compete for few sets of L1.
   static constexpr bool ROWS_FIRST = D::B * D::M * (D::K + D::N) * 2 > AMX_L2_BYTES || D::N % 1024 == 0;
+  // A panel that stays in L1 is multiplied by as many rows as L2 holds: each block loads it again.
+  static constexpr bool LARGE = Stored::PLAIN && RESIDENT && !COPY && !SLICED && !ROWS_FIRST && D::B == 1 &&
+                                D::K > D::N && STEPS.count > 8 && UNITS * BF16P::W_BYTES <= 40 << 10;
+  static constexpr long SMALL_BLOCKS = ceil_div(D::M, BLOCKING.block_rows), LARGE_BYTES = 512 << 10;
+  static constexpr long LARGE_BLOCKS = max_of(ceil_div(D::M * UNITS * 4, LARGE_BYTES),
+                                              ceil_div(AMX_LIMITS.least_chunks, NP));
+  static constexpr long FEWEST = LARGE ? min_of(SMALL_BLOCKS, LARGE_BLOCKS) : SMALL_BLOCKS;
+  // A few blocks are an even number of equal ones: two threads then have the rows that they had in the kernels before,
+  // and need not read what is in the other one's cache. Weights that leave the cache are read for as few as fit.
+  static constexpr bool EVEN = FEWEST > 1 && FEWEST <= 8 && RESIDENT;
+  static constexpr long Q = EVEN ? ceil_div(D::M, (FEWEST + 1) / 2 * 2) : min_of(BLOCKING.block_rows, D::M);
+  static constexpr long BLOCKS = ceil_div(D::M, Q);
+  static constexpr long PG =
+      LARGE ? choose_chunk(AMX_LIMITS, BLOCKS, NP, PRODUCTS * D::K * PANEL * Q) : BLOCKING.chunk_panels;
+  // Tiles of equal heights: products of fewer rows take less time. Those of two steps have weights in all tiles.
   static constexpr long TILES = ceil_div(Q, AMX_ROWS);
+  static constexpr long HEIGHT = STEPS.count == 2 ? AMX_ROWS : max_of(AMX_LEAST_ROWS, ceil_div(Q, TILES));
   static constexpr int NTAPS = 1;
   static constexpr long GROUP_BYTES = 0, W_IMAGE_BYTES = D::shared_w ? 0 : NP * PANEL_BYTES;
   static constexpr long COPY_BYTES = COPY ? TILES * AMX_ROWS * PITCH : 0;
@@ -155,12 +166,12 @@ template <class D, class TW, class Source = MatrixRows<D>> struct AmxGemmPlan {
   // Rows that are not copied end where A does, so the last tile may begin among those of the tile before.
   static long positions(long block) { return min_of(Q, D::M - block * Q); }
   static int tiles(long block, int32_t* first, int32_t* rows) {
-    const long count = positions(block), tiles = ceil_div(count, AMX_ROWS);
+    const long count = positions(block), tiles = ceil_div(count, HEIGHT);
     for (long t = 0; t < tiles; t++) {
-      const long at = COPY ? t * AMX_ROWS : min_of(t * AMX_ROWS, count - AMX_ROWS);
+      const long at = COPY ? t * HEIGHT : min_of(t * HEIGHT, count - HEIGHT);
       first[t] = (int32_t)(at * PITCH);
       for (long r = 0; r < AMX_ROWS; r++, rows++)
-        *rows = at + r >= t * AMX_ROWS && at + r < count ? (int32_t)(at + r) : -1;
+        *rows = r < HEIGHT && at + r >= t * HEIGHT && at + r < count ? (int32_t)(at + r) : -1;
     }
     return (int)tiles;
   }
