@@ -51,7 +51,8 @@ template <class Kind, class Plan, long N = 0> struct Tilings {
   }
 };
 template <class Plan> constexpr long blocked_tables_bytes() { return align64(Plan::Q * 4) + align64(Plan::NTAPS * 8); }
-// Groups of panels are of nearly equal size, at most Plan::PG. BY_PANELS: blocks vary fastest, so that a thread reads its weights again while they are in the cache.
+// Groups of panels are of nearly equal size, at most Plan::PG. BY_PANELS: blocks vary fastest, so that a thread reads its
+// weights again while they are in the cache.
 template <class Plan, bool BY_PANELS = false> struct Chunk {
   static constexpr long GROUPS = ceil_div(Plan::G * Plan::NP, Plan::PG), COUNT = Plan::IMAGES * Plan::BLOCKS * GROUPS;
   long image, block, begin, end;  // panels begin..end

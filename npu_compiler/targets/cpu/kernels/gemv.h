@@ -7,7 +7,7 @@
 namespace npu {
 
 // Whether blocks of small codes are multiplied as integers (gemv_digits.h).
-#if NPU_AVX512 && defined(__AVX512VNNI__) && (NPU_AMX || NPU_SLOW_BF16_DOT)
+#if NPU_AVX512 && defined(__AVX512VNNI__)
 #define NPU_DIGITS 1
 #else
 #define NPU_DIGITS 0

@@ -1,5 +1,5 @@
 // Products of few rows of bf16 with blocks of small codes, on CPUs where `vdpbf16ps` is several times as slow as the dot
-// products of bytes `vpdpbusd`.
+// products of bytes `vpdpbusd`. Elsewhere, codes of 6 bits only: their table of bf16 values makes them slower than memory.
 //
 // x is rounded to integers of 16 bits, relative to the largest magnitude of 256 elements: its error is below 2^-16 of
 // that, so bf16 numbers down to 2^-8 of it are exact. An integer is 256 * high + low, two signed bytes: each is multiplied
@@ -12,6 +12,11 @@
 namespace npu {
 
 #if NPU_DIGITS
+#if NPU_AMX || NPU_SLOW_BF16_DOT
+template <int BITS> constexpr bool DIGITS_ARE_FASTER = true;
+#else
+template <int BITS> constexpr bool DIGITS_ARE_FASTER = BITS == 6;
+#endif
 struct DigitsHeader {  // in front of the digits of a sub-block
   float scale;
   int sum;      // of the integers
@@ -53,6 +58,9 @@ template <class Format> struct CodeBytes {
     }
   }
   NPU_INLINE void load(const char* group, vi32 (&codes)[2]) {
+#if defined(__AVX512VBMI__)
+    if constexpr (Code::BITS == 6 && Format::LINEAR) return load_six_bits(group, codes);
+#endif
     const vi32 low = spread<Code::LOW_BITS>(group);
     vi32 high = low;
     if constexpr (Code::HIGH_BITS > 0) high = spread<Code::HIGH_BITS>(group + Code::LOW_BYTES);
@@ -63,6 +71,21 @@ template <class Format> struct CodeBytes {
       codes[h] = biased(code);
     }
   }
+#if defined(__AVX512VBMI__)
+  // Byte i of a lane is bits from[i] .. from[i] + 7 of its 64 bits, cyclically: the field of its element becomes bits 4, 5.
+  NPU_INLINE vi32 high_bits(vi32 plane, uint32_t from) {
+    const __m512i at = _mm512_set1_epi64((long long)(from + 0x20202020u) << 32 | from);
+    return (vi32)_mm512_multishift_epi64_epi8(at, (__m512i)plane);
+  }
+  NPU_INLINE vi32 join(vi32 low, vi32 high) {  // bits 0 .. 3 of a byte and bits 4 and 5 of the other one
+    const __m512i mask = _mm512_set1_epi32(0x0f0f0f0f);
+    return (vi32)_mm512_ternarylogic_epi32(mask, (__m512i)low, (__m512i)high, 0xca) & 0x3f3f3f3f;
+  }
+  NPU_INLINE void load_six_bits(const char* group, vi32 (&codes)[2]) {
+    const vi32 low = Code::template plane<4>(group, 0), high = Code::template plane<2>(group + Code::LOW_BYTES, 0);
+    codes[0] = join(low, high_bits(high, 0x0804003c)), codes[1] = join(low >> 4, high_bits(high, 0x0a06023e));
+  }
+#endif
 };
 
 // acc += the dot products of 4 unsigned bytes of each lane with the 4 signed bytes at x.
@@ -73,7 +96,7 @@ NPU_INLINE void dot_bytes(vi32& acc, vi32 codes, const char* x) {
 template <class Format, class Kind> struct Digits<Blocks<Format, Kind>> {
   using Storage = Blocks<Format, Kind>;
   using Code = Codes<Format>;
-  static constexpr bool USED = Kind::X_PER_UNIT == 2;
+  static constexpr bool USED = Kind::X_PER_UNIT == 2 && DIGITS_ARE_FASTER<Format::BITS>;
   static constexpr int N = Format::SUB_BLOCK;
   static constexpr long SUB_BYTES = (long)sizeof(DigitsHeader) + 2 * N, SHARED = 256;  // elements that share a scale
   static constexpr long row_bytes(long k) { return k / N * SUB_BYTES; }
