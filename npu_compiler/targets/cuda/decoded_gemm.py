@@ -1,5 +1,5 @@
-"""Products of some rows on Hopper with weights in a block format, which warps decode on the way into shared memory:
-the supported kernels, and the arguments of ``kernels/tma_decoder.h``.
+"""Products of some rows on Hopper with weights in a format, which warps decode on the way into shared memory: the
+supported kernels, and the arguments of ``kernels/tma_decoder.h``.
 
 Every tile decodes its weights. For more than ``MAX_ROWS``, a kernel that decodes them once to memory was faster on an
 H200 (``simt/kernels/unpack.py``).
@@ -14,25 +14,29 @@ from ...schedule.buffers import contiguous_strides
 from ...schedule.kernel import Buffer, Operand
 from ...weights.block_rows import PIECE, ROWS, BlockRows
 from ...weights.format import find_layout
+from ...weights.formats.bf16c12.rows4 import FourRows, Rows4
 from ..simt.kernels.gemm import product_of
-from ..simt.kernels.gemv_blocks import format_text, reads_blocks
+from ..simt.kernels.gemv_blocks import format_text
 from ..simt.kernels.operand_types import TYPES
 from ..simt.lang.dialect import SUBGROUP, Dialect
 from ..simt.lang.emission import Emission
 from ..simt.lang.function import blocks
 from ..simt.lang.program import TileMap
-from .tile_selection import COPIERS, DECODED_STEP, DECODERS, Plan, choose_decoded
+from .tile_selection import DECODED_STEP, Codes, Plan, choose_decoded, decoders, device_of
 from .tma_gemm import Operands, TmaGemm, supports_tma
 
-MAX_ROWS = 128
+MAX_ROWS = 256
 CHUNK = 3  # pieces that a lane decodes together
+COPIERS = 2  # warps that copy codes of a block format
 
 
 def with_elements(kernel: Gemm) -> Gemm | None:
     """Return ``kernel`` with the elements of its weights, which are in no memory, as right operand; None if the weights
-    are not in a block format."""
-    left = kernel.inputs[0].dtype
-    if not reads_blocks(kernel.weight.format) or not any((t.left, t.right) == (left, left) for t in TYPES):
+    are not in a format that warps decode."""
+    left, layout = kernel.inputs[0].dtype, find_layout(kernel.weight.format)[1]
+    if not any((t.left, t.right) == (left, left) for t in TYPES):
+        return None
+    if not isinstance(layout, BlockRows) and not (isinstance(layout, Rows4) and left == "bfloat16"):
         return None
     shape = 1, product_of(kernel).n, kernel.k
     elements = Operand(Buffer(-1, "weight", left, shape, "elements"), shape, contiguous_strides(shape))
@@ -65,11 +69,17 @@ def _words(layout: BlockRows) -> int:
     return coded.bits + sum(coded.scale_fields) + sum(coded.head_fields)
 
 
+def _codes(kernel: Gemm, dialect: Dialect) -> Codes:
+    layout, costs = find_layout(kernel.weight.format)[1], device_of(dialect).tma
+    assert costs is not None
+    nbytes = kernel.weight.buffer.nbytes
+    if isinstance(layout, BlockRows):
+        return Codes(nbytes, DECODED_STEP // PIECE * _words(layout) * 4 // ROWS, COPIERS, 1, costs.decode)
+    return Codes(nbytes, DECODED_STEP * 3 // 2, 1, 2, costs.decode_rows4)
+
+
 def _choose(kernel: Gemm, elements: Gemm, dialect: Dialect) -> Plan | None:
-    layout = find_layout(kernel.weight.format)[1]
-    assert isinstance(layout, BlockRows)
-    codes = DECODED_STEP // PIECE * _words(layout) * 4 // ROWS
-    return choose_decoded(elements, kernel.weight.buffer.nbytes, codes, dialect)
+    return choose_decoded(elements, _codes(kernel, dialect), dialect)
 
 
 def _plan(kernel: Gemm, dialect: Dialect) -> Plan:
@@ -80,7 +90,7 @@ def _plan(kernel: Gemm, dialect: Dialect) -> Plan:
 
 
 class DecodedGemm(TmaGemm):
-    """The function of ``kernel``, whose weights are in a block format."""
+    """The function of ``kernel``, whose weights are in a format."""
 
     def __init__(self, kernel: Gemm, dialect: Dialect):
         elements = with_elements(kernel)
@@ -88,24 +98,35 @@ class DecodedGemm(TmaGemm):
         super().__init__(elements, dialect, _plan(kernel, dialect), kernel)
         self.weights = kernel.weight
         self.operands = self.operands._replace(right=self.operands.left)
-        self.decoders = min(DECODERS, self.plan.stages)
-        self.threads += (self.decoders + COPIERS) * SUBGROUP
+        codes = _codes(kernel, dialect)
+        self.slots = codes.slots(self.plan.stages)
+        self.codes = self.slots * codes.column * self.plan.n
+        self.team, self.decoders = codes.team, decoders(self.plan, codes)
+        self.threads += (self.decoders + codes.copiers) * SUBGROUP
 
-    def _decoder(self) -> str:
-        format, layout = find_layout(self.weights.format)
-        assert isinstance(layout, BlockRows)
-        f, words = self.f, _words(layout)
-        f.before.append(format_text(format, layout))
-        f.include("tma_decoder.h")
-        slots = self.plan.stages + self.plan.stages % 2
-        codes = f.array("char", "codes", slots * (self.plan.n // ROWS) * (self.step // PIECE) * words * 4, size=1)
-        barriers = [f.array("int64_t", name, slots) for name in ("copied", "decoded")]
-        sizes = f"{format.name}, {self.weights.shape[0]}, {self.p.k // PIECE}, {words}, {slots}, {CHUNK}"
-        return f"BlockDecoder<{sizes}>{{{f.pointer(self.kernel.rhs)}, {codes}, {', '.join(barriers)}}}"
+    def _decoder(self, codes: str) -> str:
+        f, format, layout = self.f, *find_layout(self.weights.format)
+        fours, weights = self.weights.shape[0], f.pointer(self.kernel.rhs)
+        if isinstance(layout, BlockRows):
+            f.before.append(format_text(format, layout))
+            f.include("block_codes.h")
+            kind = f"BlockCodes<{format.name}, {fours}, {self.p.k // PIECE}, {_words(layout)}, {CHUNK}>"
+            values = weights
+        else:
+            four = FourRows(self.p.k)
+            f.include("rows4_codes.h")
+            plane = self.p.k * 2  # bytes: of codes, and of the low bytes of two rows
+            box = DECODED_STEP, four.planes // plane, self.plan.n // ROWS
+            planes = f.tile_map(self.kernel.rhs, TileMap((self.p.k, box[1], fours), (plane, four.planes), box, 0))
+            kind = f"Rows4Codes<{fours}, {four.extras}, {four.max_outliers}, {CHUNK}>"
+            values = f"{planes}, {weights} + {fours * four.planes}ll"
+        barriers = (f.array("int64_t", name, self.slots) for name in ("copied", "decoded"))
+        # not from a function that returns the struct: NVRTC 13 then takes the weights for shared memory
+        return f"Decoder<{kind}, {self.slots}>{{{kind}{{{values}}}, {codes}, {', '.join(barriers)}}}"
 
     def _maps(self, s: Operands) -> tuple[TileMap, TileMap]:
         left, _ = super()._maps(s)
-        return left, left  # TMA does not load the weights
+        return left, left  # the weights have a map of their own, if any
 
     def _primed(self) -> int:
         return 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...schedule.anchors import Conv2d, Gemm
 from ...support import dtypes
@@ -23,7 +24,7 @@ N_MAJOR_COLUMNS = 64  # neighbouring columns of a right operand [K, N] in one TM
 PAD = 16  # floats after a row of partial sums, to avoid bank conflicts
 MAX_STAGES = 8
 DECODED_STEP = 64  # elements of a stage along K of weights that are decoded
-DECODERS, COPIERS = 5, 2  # the most warps that decode them, and those that copy their codes to shared memory
+DECODED_WARPS = 16  # of a thread block
 WARPGROUP = 128  # threads
 LONG_SUM = 2048  # more terms of 8-bit floats are added up in float32, MAX_TERMS at a time: at an error of 7e-4 of the
 MAX_TERMS = 512  # result for 1536 terms and 2.5e-3 for 8960, the former is small beside a rounding to bfloat16
@@ -94,21 +95,42 @@ def choose(kernel: Gemm | Conv2d, step: int, tiles: bool, dialect: Dialect) -> P
     )
 
 
-def choose_decoded(kernel: Gemm, nbytes: int, codes: int, dialect: Dialect) -> Plan | None:
-    """Return the fastest plan of a product whose right operand warps decode from ``nbytes`` of codes, or None.
-    ``codes``: bytes of shared memory for those of a column, in a stage."""
+class Codes(NamedTuple):
+    """Weights that warps decode: ``nbytes`` of them, ``column`` bytes of shared memory for a column in a stage, the
+    ``copiers`` that copy these there, the warps of a ``team``, which decodes a stage, and the ``cost`` of a column in a
+    stage in microseconds."""
+
+    nbytes: int
+    column: int
+    copiers: int
+    team: int
+    cost: float
+
+    def slots(self, stages: int) -> int:
+        """Return the slots for the codes of as many stages."""
+        return blocks(stages, self.copiers) * self.copiers
+
+
+def decoders(plan: Plan, codes: Codes) -> int:
+    """Return the warps that decode weights: as many teams as fit, each with a stage of its own."""
+    warps = DECODED_WARPS - plan.m // 64 * 4 - codes.copiers - 1
+    return min(warps // codes.team, plan.stages) * codes.team
+
+
+def choose_decoded(kernel: Gemm, codes: Codes, dialect: Dialect) -> Plan | None:
+    """Return the fastest plan of a product whose right operand warps decode, or None."""
     p, out, device = product_of(kernel), kernel.outputs[0], device_of(dialect)
     residual = len(kernel.inputs) > kernel.rhs + 1 and _has_residual(kernel)
     size = dtypes.DTYPES[out.dtype].size
-    touched = math.prod(out.shape) * size * (1 + residual) + math.prod(kernel.inputs[0].shape) * 2 + nbytes
+    touched = math.prod(out.shape) * size * (1 + residual) + math.prod(kernel.inputs[0].shape) * 2 + codes.nbytes
 
     def fits(plan: Plan) -> bool:
-        threads = 2 * plan.m + (DECODERS + COPIERS + 1) * SUBGROUP
-        return plan.blocks_per_sm == 1 and plan.n // 2 + 40 + plan.prefetch * plan.n // 4 <= device.registers // threads
+        registers = device.registers // (DECODED_WARPS * SUBGROUP)
+        return plan.blocks_per_sm == 1 and plan.n // 2 + 40 + plan.prefetch * plan.n // 4 <= registers
 
     found = candidates(p, DECODED_STEP, residual, 0, device, min(len(kernel.outputs), 2), codes=codes)
     plans = filter(fits, found)
-    times = ((cost(p, x, DECODED_STEP, residual, touched // 2, device, decoded=True), x) for x in plans)
+    times = ((cost(p, x, DECODED_STEP, residual, touched // 2, device, codes=codes), x) for x in plans)
     return min(times, key=lambda t: t[0], default=(0.0, None))[1]
 
 
@@ -120,12 +142,11 @@ def _has_residual(kernel: Gemm | Conv2d) -> bool:
 
 def candidates(
     p: Product, step: int, residual: bool, size: int, device: CUDADevice, outputs: int = 1, columns: int = 8,
-    scaled: bool = False, codes: int = 0,
+    scaled: bool = False, codes: Codes | None = None,
 ) -> Iterator[Plan]:  # fmt: skip
     """Yield the plans that fit the device. ``step``: units of a stage along K. ``residual``: whether the epilogue reads
     one. ``size``: bytes of a result; 0: TMA cannot store them. ``outputs``: their number. ``columns``: widths are
-    multiples of it. ``scaled``: columns have scales. ``codes``: bytes of shared memory for those of a column in a
-    stage."""
+    multiples of it. ``scaled``: columns have scales. ``codes``: of the right operand, if warps decode it."""
     for m in (64, 128):
         for n in _widths(p, m, device.units, columns):
             for splits in (1, *(size for size, blocks_at_once in device.clusters if blocks_at_once)):
@@ -133,8 +154,10 @@ def candidates(
                     room = device.shared_per_unit // blocks_per_sm - GROUP_EXTRA
                     room -= split_floats(m, n) * 4 if splits > 1 else 0
                     room -= column_scale_floats(m, n) * 4 if scaled else 0
-                    room -= codes * n  # their slots are an even number
-                    stage = (m + n) * step * 2 + codes * n
+                    stage = (m + n) * step * 2
+                    if codes:
+                        room -= codes.column * n * (codes.copiers - 1)
+                        stage += codes.column * n
                     stages = min(room // stage, MAX_STAGES)
                     fits = splits == 1 or blocks(p.k, step) >= 2 * splits
                     tma_store = size > 0 and splits == 1 and n % 64 == 0 and p.n % n == 0
@@ -169,10 +192,10 @@ def registers(m: int, n: int, blocks_per_sm: int, prefetch: bool) -> int:
 
 def cost(
     p: Product, plan: Plan, step: int, residual: bool, units: int, device: CUDADevice, size: int = 2,
-    decoded: bool = False,
+    codes: Codes | None = None,
 ) -> float:  # fmt: skip
     """Return the estimated time in microseconds of a product that accesses at least ``units`` units of two bytes.
-    ``size``: bytes of a result. ``decoded``: warps decode the right operand."""
+    ``size``: bytes of a result. ``codes``: of the right operand, if warps decode it."""
     steps = blocks(blocks(p.k, step), plan.splits)
     thread_blocks = blocks(p.m, plan.m) * blocks(p.n, plan.n) * p.batch * plan.splits
     c = device.tma
@@ -180,7 +203,8 @@ def cost(
     at_once = dict(device.clusters)[plan.splits] if plan.splits > 1 else device.units * plan.blocks_per_sm
     results = plan.m * plan.n
     # with few rows, the bandwidth is limited by the bytes in flight: those of the rings
-    streamed = min(thread_blocks, at_once) * plan.stages * plan.n * step * 2 / blocks(p.m, plan.m) / c.latency
+    column = codes.column if codes else step * 2  # bytes in a stage
+    streamed = min(thread_blocks, at_once) * plan.stages * plan.n * column / blocks(p.m, plan.m) / c.latency
     rate = min(c.bandwidth, streamed) if p.m <= 2 * plan.m else c.bandwidth
     narrow = c.narrow if plan.n <= 64 else 1 + 0.4 * (c.narrow - 1) if plan.n < 128 else 1.0
     multiply = steps * step / 64 * plan.m * max(plan.n, 64) * c.multiply * narrow
@@ -194,8 +218,7 @@ def cost(
     store = results / plan.splits * (one + (other if residual else 0)) / p.products
     store += c.byte_tile if plan.tma_store and size == 1 else 0.0
     together = min(plan.blocks_per_sm, blocks(thread_blocks, device.units))
-    decode = steps * step / 64 * plan.n * c.decode if decoded else 0.0
-    loop = max(multiply, load, decode)
+    loop = max(multiply, load, steps * plan.n * codes.cost if codes else 0.0)
     alone = loop + store + tile
     work = blocks(thread_blocks, at_once) * max(alone, together * max(loop, store))
     if plan.tma_store and size == 1:

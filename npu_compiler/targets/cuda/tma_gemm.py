@@ -131,11 +131,12 @@ class Operands(NamedTuple):
 
 class TmaGemm:
     """The function of a product or convolution with the tile sizes of ``plan``. ``sums``: accumulators per result.
-    ``decoders``: warps that decode the right operand. ``source``: the kernel whose operands the function takes, if they
-    are not those of ``kernel``."""
+    ``decoders``: warps that decode the right operand, from ``codes`` bytes of shared memory. ``source``: the kernel
+    whose operands the function takes, if they are not those of ``kernel``."""
 
     sums = 1
-    decoders = 0
+    decoders = codes = 0
+    team = 1
 
     def __init__(self, kernel: Gemm | Conv2d, dialect: Dialect, plan: Plan, source: Gemm | None = None):
         units, kind = in_units(kernel), operand_type(kernel)
@@ -154,12 +155,13 @@ class TmaGemm:
         """Return the function."""
         f, plan, p = self.f, self.plan, self.p
         f.cluster, f.per_unit = plan.splits, plan.blocks_per_sm
-        ring = f.array(self.kind.ctype, "ring", plan.stages * (plan.m + plan.n) * self.step)
+        stages = plan.stages * (plan.m + plan.n) * self.step
+        ring = f.array(self.kind.ctype, "ring", stages + self.codes // 2)
         parts = "nullptr"
         if plan.splits > 1:
             parts = f.array(self.kind.sum_ctype, "parts", split_floats(plan.m, plan.n))
         full = f.array("int64_t", "full", 2 * plan.stages)
-        before, decoder = self._kept(), self._decoder()
+        before, decoder = self._kept(), self._decoder(f"(char*)({ring} + {stages})")
         operands = self._operands(self.operands, "@NAME@_product")
         outputs = self._outputs()
         f.prefetch_constants(self.kernel.rhs + 1)
@@ -173,7 +175,7 @@ class TmaGemm:
             M=p.m, N=p.n, BATCH=p.batch, PRODUCTS=p.products, BATCHED_RIGHT=self._batches(self.operands.kernel) > 1,
             SPLITS=plan.splits, TILE_M=plan.m, TILE_N=plan.n, TILE_K=self.step, STAGES=plan.stages, TILES=tiles,
             STEP=clusters, FOURS=bool(self.kind.format), N_MAJOR=self.kernel.n_major, PROMOTED=plan.promoted,
-            PRIMED=self._primed(), DECODERS=self.decoders, OUTPUTS=self.outputs, SUM_ROWS=sums, **flags,
+            PRIMED=self._primed(), DECODERS=self.decoders, TEAM=self.team, OUTPUTS=self.outputs, SUM_ROWS=sums, **flags,
         )  # fmt: skip
         row_sums = f.pointer(~(len(self.kernel.outputs) - 1)) if sums else "nullptr"
         f.template(
@@ -197,8 +199,8 @@ class TmaGemm:
         """Return the template's argument for an earlier product whose results are kept in registers."""
         return "NoSum{}"
 
-    def _decoder(self) -> str:
-        """Return the template's argument for weights that are decoded."""
+    def _decoder(self, codes: str) -> str:
+        """Return the template's argument for weights that are decoded from ``codes`` in shared memory."""
         return "NoDecoder{}"
 
     def _first(self) -> Operands:

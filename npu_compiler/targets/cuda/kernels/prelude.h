@@ -95,10 +95,15 @@ INLINE uint masked_or(uint x, uint mask, uint rest) {
   asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(x), "r"(mask), "r"(rest));
   return y;
 }
-// Subtracts pairs of bfloat16.
+// Subtract and multiply pairs of bfloat16.
 INLINE uint pair_subtract(uint a, uint b) {
   uint x;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(x) : "r"(a), "r"(0x3f803f80u), "r"(b ^ 0x80008000u));
+  return x;
+}
+INLINE uint pair_multiply(uint a, uint b) {
+  uint x;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(x) : "r"(a), "r"(b), "r"(0x80008000u));
   return x;
 }
 // Two e4m3 numbers, 16 bits apart, as bfloat16. Their exponents differ by 120.

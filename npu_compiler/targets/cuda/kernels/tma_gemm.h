@@ -22,7 +22,7 @@ template <class S, class E> INLINE KeptSum<S, E> keep(const Operands<S>& operand
   return {operands, epilogue};
 }
 
-// The right operand is loaded as it is. BlockDecoder (tma_decoder.h) decodes weights.
+// The right operand is loaded as it is. Decoder (tma_decoder.h) decodes weights.
 struct NoDecoder {
   static constexpr bool ENABLED = false;
   static constexpr int COPIERS = 0;
@@ -56,7 +56,7 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
   const Ring<D> ring = {slots, full, full + D::STAGES};
   const int rank = D::SPLITS > 1 ? cluster_rank() : 0;
   if (th.tid == 0) {
-    if constexpr (Decoder::ENABLED) decoder.init();
+    if constexpr (Decoder::ENABLED) decoder.template init<D>();
     init_ring(ring);
   }
   if (D::SPLITS > 1) cluster_start();
@@ -94,7 +94,7 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
     if (th.subgroup >= CONSUMERS) {
       const int tile = th.workgroup / D::SPLITS;
       if (th.subgroup >= COPIERS) decoder.template copy<S, D>(tile, rank, th.subgroup - COPIERS, th.lane);
-      else decoder.template decode<S>(ring, tile, rank, th.subgroup - CONSUMERS, th.lane);
+      else decoder.template decode<S, D>(ring, tile, rank, th.subgroup - CONSUMERS, th.lane);
       if (D::SPLITS > 1) cluster_barrier();
       return;
     }

@@ -5,7 +5,7 @@
 // of products, each with its own right operand if BATCHED_RIGHT; FOURS: the right operand consists of groups of four rows (weights/block_rows.py); N_MAJOR: the
 // right operand is [K, N], loaded in tiles of 64 columns; TILE_M, TILE_N, TILE_K, which counts units; STAGES of
 // the ring; TILES of the result, of which a block processes every STEP-th; SPLITS: blocks of a cluster that share a tile, each with a part of K (split-K); PRIMED: stages whose right
-// operand, weights, is loaded before preceding kernels end; DECODERS: warps that decode the right operand (tma_decoder.h); PRODUCTS 2: columns alternate between two products, which
+// operand, weights, is loaded before preceding kernels end; DECODERS: warps that decode the right operand, TEAM of them each stage (tma_decoder.h); PRODUCTS 2: columns alternate between two products, which
 // the epilogue combines.
 //
 // Constants of S, a product of the kernel: K_TILES; IM2COL: rows of the left operand are pixels of the result, and K
@@ -44,7 +44,7 @@ template <class D> struct Ring {
 
 template <class D> INLINE void init_ring(const Ring<D>& ring) {
   for (int i = 0; i < D::STAGES; i++) {
-    mbarrier_init(ring.full + i, D::DECODERS ? 2 : 1);  // TMA's bytes, and the warp that decodes weights
+    mbarrier_init(ring.full + i, D::DECODERS ? 1 + D::TEAM : 1);  // TMA's bytes, and the warp that decodes weights
     mbarrier_init(ring.empty + i, D::TILE_M / 64);
   }
   mbarrier_init_fence();

@@ -20,9 +20,9 @@ class TileMap(NamedTuple):
     first.
 
     ``sizes``: of the operand, in elements. ``strides``: in bytes, of all dims but the first. ``box``: a tile's size
-    along each dim. ``swizzle``: bytes of a tile's row that are permuted together (64, 128). With ``corners``, the map
-    is in im2col mode: a tile is ``box[1]`` pixels of an image [C, W, H, N] in row-major order, ``steps`` apart along W
-    and H, in the window from corners[:2] (W, H) to corners[2:], relative to the image's end.
+    along each dim. ``swizzle``: bytes of a tile's row that are permuted together (64, 128), or 0. With ``corners``, the
+    map is in im2col mode: a tile is ``box[1]`` pixels of an image [C, W, H, N] in row-major order, ``steps`` apart
+    along W and H, in the window from corners[:2] (W, H) to corners[2:], relative to the image's end.
     """
 
     sizes: tuple[int, ...]

@@ -12,7 +12,7 @@ codes   16 bytes a piece a word for each row, of eight nibbles: nibble n has the
                          sign of column j is bit 8 j + 7, that of column 4 + j bit 8 j + 3
 low     16 bytes a piece low bytes of the first two rows; after all pieces, those of the other two
 scales  8 bytes          of each row, in bfloat16
-outliers 4 bytes each    row << 30 | column << 16 | bits; zeros where there is none
+outliers 4 bytes each    row << 30 | column << 16 | bits, in the order of columns; zeros where there is none
 ======================== =======================================================================================
 """
 
@@ -163,8 +163,9 @@ def _pack_block(bits: np.ndarray, planes: np.ndarray, extras: np.ndarray, layout
                 f"bf16c12 have room for {layout.max_outliers}"
             )
         number = np.arange(outliers.size) - (np.cumsum(count) - count)[four]
+        place = place[np.lexsort((place % k, four))]
         row, column = np.divmod(place, k)
-        entry = row.astype(np.uint32) << 30 | column.astype(np.uint32) << 16 | bits.ravel()[outliers]
+        entry = row.astype(np.uint32) << 30 | column.astype(np.uint32) << 16 | bits.reshape(fours, -1)[four, place]
         extras[:, SCALES:].view("<u4")[four, number] = entry
         for plane in (low, code, sign):
             plane.ravel()[outliers] = 0
