@@ -1,8 +1,8 @@
 """Products of some rows on Hopper with weights in a format, which warps decode on the way into shared memory: the
 supported kernels, and the arguments of ``kernels/tma_decoder.h``.
 
-Every tile decodes its weights. For more than ``MAX_ROWS``, a kernel that decodes them once to memory was faster on an
-H200 (``simt/kernels/unpack.py``).
+Every tile decodes its weights. For more than ``MAX_ROWS`` (``MAX_BLOCK_ROWS`` in block formats), a kernel that decodes
+them once to memory was faster on an H200 (``simt/kernels/unpack.py``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...weights.block_rows import PIECE, ROWS, BlockRows
 from ...weights.format import find_layout
 from ...weights.formats.bf16c12.rows4 import FourRows, Rows4
 from ..simt.kernels.gemm import product_of
-from ..simt.kernels.gemv_blocks import format_text
+from ..simt.kernels.gemv_blocks import format_text, reads_blocks
 from ..simt.kernels.operand_types import TYPES
 from ..simt.lang.dialect import SUBGROUP, Dialect
 from ..simt.lang.emission import Emission
@@ -25,7 +25,7 @@ from ..simt.lang.program import TileMap
 from .tile_selection import DECODED_STEP, Codes, Plan, choose_decoded, decoders, device_of
 from .tma_gemm import Operands, TmaGemm, supports_tma
 
-MAX_ROWS = 256
+MAX_ROWS, MAX_BLOCK_ROWS = 256, 128
 CHUNK = 3  # pieces that a lane decodes together
 COPIERS = 2  # warps that copy codes of a block format
 
@@ -45,7 +45,9 @@ def with_elements(kernel: Gemm) -> Gemm | None:
 
 def supports_decoded(kernel: Gemm, dialect: Dialect) -> bool:
     """Whether :func:`emit_decoded_gemm` supports ``kernel``, and it is not slower than decoding the weights before."""
-    if kernel.prologue is not None or not kernel.weight.format or kernel.m > MAX_ROWS or kernel.k <= DECODED_STEP:
+    if kernel.prologue is not None or not kernel.weight.format or kernel.k <= DECODED_STEP:
+        return False
+    if kernel.m > (MAX_BLOCK_ROWS if reads_blocks(kernel.weight.format) else MAX_ROWS):
         return False
     elements = with_elements(kernel)
     return elements is not None and supports_tma(elements) and _choose(kernel, elements, dialect) is not None

@@ -12,7 +12,7 @@ from torch import nn
 import npu_compiler
 from npu_compiler.frontend import capture, state_dict_numpy
 from npu_compiler.pipeline import compile_entries
-from npu_compiler.targets.cuda.decoded_gemm import MAX_ROWS
+from npu_compiler.targets.cuda.decoded_gemm import MAX_BLOCK_ROWS, MAX_ROWS
 from npu_compiler.weights.format import block_format
 from npu_compiler.weights.formats.bf16c12.rows4 import FourRows
 from npu_runtime import Executor, load_weights
@@ -84,7 +84,9 @@ def test_weights_in_12_bits_are_decoded_by_the_product_of_some_rows() -> None:
 
 @cuda_gpu.compiles()
 def test_weights_of_many_rows_are_decoded_once() -> None:
-    assert _kinds(_compiled(MAX_ROWS + 1, 48, 256, torch.bfloat16, False, "int4_g32")[2]) == ["unpack", "gemm"]
+    assert _kinds(_compiled(MAX_BLOCK_ROWS + 1, 48, 256, torch.bfloat16, False, "int4_g32")[2]) == ["unpack", "gemm"]
+    for rows, kinds in ((MAX_ROWS, ["gemm"]), (MAX_ROWS + 1, ["unpack", "gemm"])):
+        assert _kinds(_shared(rows, 48, 256, True)[2]) == kinds
 
 
 def test_other_devices_decode_to_memory() -> None:
