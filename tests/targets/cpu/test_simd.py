@@ -174,19 +174,29 @@ POOL_BODY = entry(
 )
 
 
-# Thread 0 goes to the processor of the worker, may then leave it, as after a wake-up, and waits for the worker.
+# The worker moves to the processor of the caller, which sleeps at a barrier, and then wakes the caller there. Results:
+# how many processors the caller may use before and after that, and whether the shared one is among the latter.
 MEETING = entry(
     "meeting",
     """long* cells = (long*)a.out;
-       if (th.tid == 1) { cells[1] = th.cpu; barrier(th);
+       static long shared = -1;
+       cpu_set_t set;
+       barrier(th);
+       if (th.tid == 1) {
+         while (__atomic_load_n(&shared, __ATOMIC_RELAXED) < 0) sched_yield();
+         CPU_ZERO(&set); CPU_SET(shared, &set);
+         sched_setaffinity(0, sizeof set, &set);
          for (const uint64_t end = now_ns() + 2000000; now_ns() < end;) sched_yield();
          barrier(th);
-       } else { barrier(th);
-         cpu_set_t all, there; CPU_ZERO(&there); CPU_SET(cells[1], &there);
-         sched_getaffinity(0, sizeof all, &all); sched_setaffinity(0, sizeof there, &there);
-         sched_setaffinity(0, sizeof all, &all);
+       } else {
+         sched_getaffinity(0, sizeof set, &set);
+         cells[0] = CPU_COUNT(&set);
+         __atomic_store_n(&shared, sched_getcpu(), __ATOMIC_RELAXED);
          barrier(th);
-         cells[0] = sched_getcpu();
+         sched_getaffinity(0, sizeof set, &set);
+         cells[1] = CPU_COUNT(&set);
+         cells[2] = CPU_ISSET(shared, &set);
+         shared = -1;
        }""",
 )
 
@@ -246,14 +256,23 @@ def test_pool_workers_avoid_the_processor_of_the_caller(pool: Library) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinity on this system")
 def test_pool_threads_that_meet_in_a_run_part(pool: Library) -> None:
+    """The caller wakes on the processor of the worker, or on another one, which it must not leave."""
     allowed = os.sched_getaffinity(0)
     if len(allowed) < 2:
         pytest.skip("one processor")
     pool.start(2)
     try:
-        runs = [pool.run("meeting", out=np.zeros(2, np.int64)) for _ in range(20)]
-        assert sum(caller == worker for caller, worker in runs) <= 1  # the system may move a thread once more
-        assert os.sched_getaffinity(0) == allowed  # of the caller, for which the run must not decide
+        parted = 0
+        for _ in range(2000):
+            before, after, shared = pool.run("meeting", out=np.zeros(3, np.int64))
+            assert os.sched_getaffinity(0) == allowed  # of the caller, for which the run must not decide
+            if before < len(allowed):  # the two met when the run began
+                continue
+            assert (after, shared) in ((before, 1), (before - 1, 0))
+            parted += not shared
+            if parted == 3:
+                break
+        assert parted == 3
     finally:
         pool.handle.stop()
 

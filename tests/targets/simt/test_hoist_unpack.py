@@ -18,15 +18,15 @@ from npu_compiler.targets.simt.emit import emit
 
 
 @cache
-def _network() -> Any:
-    """Products of 300 rows, one after the other. The weights of the last are the largest."""
+def _network(rows: int) -> Any:
+    """Products of ``rows`` rows, one after the other. The weights of the last are the largest."""
     sizes = (64, 192, 64, 32, 64, 320)
     layers = (nn.Linear(k, n, dtype=torch.bfloat16) for k, n in pairwise(sizes))
-    return capture(nn.Sequential(*layers), (torch.zeros(300, 64, dtype=torch.bfloat16),))
+    return capture(nn.Sequential(*layers), (torch.zeros(rows, 64, dtype=torch.bfloat16),))
 
 
-def products(target: str, **options: Any) -> State:
-    return run_phases(_network(), target, weights="int4_g32", **options)
+def products(target: str, rows: int = 300, **options: Any) -> State:
+    return run_phases(_network(rows), target, weights="int4_g32", **options)
 
 
 @cache

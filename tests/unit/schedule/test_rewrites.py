@@ -229,6 +229,9 @@ EXAMPLES = [
     Example("split_sort", "cuda", on_graph(long_row(2500))),
     Example("split_sort", "metal", on_graph(long_row(300))),
     Example("fold_row_scale", "cuda", on_graph(scaled_rows)),
+    Example(
+        "decode_in_products", "cuda", lambda target, options: products(target, 70, **{"until": "memory", **options})
+    ),
     Example("hoist_unpack", "cuda", lambda target, options: products(target, **{"until": "memory", **options})),
     Example("split_rms_norm", "cuda", on_graph(layer)),
     Example("split_rms_norm", "cuda", on_graph(lambda: layer(64, 256, 320, gate=True))),

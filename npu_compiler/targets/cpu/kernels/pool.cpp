@@ -66,6 +66,16 @@ static void futex_wake(uint32_t* address) {
 #endif
 }
 
+// Notes the processor of the calling thread `th`: glibc has it in memory.
+static void note_cpu(Thread& th) {
+#if defined(__linux__)
+  const int cpu = sched_getcpu();
+#else
+  const int cpu = 0;
+#endif
+  __atomic_store_n(&th.cpu, cpu, __ATOMIC_RELAXED);
+}
+
 #if defined(__linux__)
 // Excludes the processors of the first `others` threads of the pool from the affinity of thread `tid`, which calls this.
 static void leave_cpus(Pool& pool, int tid, int others) {
@@ -91,11 +101,10 @@ static void leave_shared_cpu(Pool& pool, int tid, int others) {
   for (int t = 0; t < others; t++)
     shared |= t != tid && __atomic_load_n(&pool.threads[t].cpu, __ATOMIC_RELAXED) == mine;
   if (shared) leave_cpus(pool, tid, others);
-  __atomic_store_n(&pool.threads[tid].cpu, shared ? sched_getcpu() : mine, __ATOMIC_RELAXED);
 #else
   (void)others;
-  __atomic_store_n(&pool.threads[tid].cpu, 0, __ATOMIC_RELAXED);
 #endif
+  note_cpu(pool.threads[tid]);
 }
 
 // The calling thread belongs to the application: it gets its affinity back after the run.
@@ -146,6 +155,7 @@ void barrier(Thread& th) {
   if (th.n == 1) return;
   Line& line = th.pool->barrier;
   uint32_t target = th.arrivals += (uint32_t)th.n;
+  note_cpu(th);  // a scheduler may have moved the thread since it woke
   if (__atomic_add_fetch(&line.value, 1, __ATOMIC_SEQ_CST) == target) return line_wake(line);
   for (int i = 1; i <= 4096; i++) {
     if ((int32_t)(__atomic_load_n(&line.value, __ATOMIC_ACQUIRE) - target) >= 0) return;

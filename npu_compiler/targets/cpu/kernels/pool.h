@@ -9,7 +9,8 @@
 //
 // After a run the workers spin for a bounded time, so that the next run starts at once, and then sleep on a futex.
 // A thread often wakes on the processor of another thread of the pool, after a pause or a long wait at a barrier. It
-// moves to a free processor, because the two threads would be time-sliced. A child of fork() has no workers; its first run starts them again.
+// moves to a free processor, because the two threads would be time-sliced. A child of fork() has no workers; its first
+// run starts them again.
 #pragma once
 #include <stdint.h>
 
@@ -25,7 +26,7 @@ struct Thread {
   Pool* pool;
   char* scratch;
   uint32_t arrivals;  // arrivals of all threads that complete the last barrier which this thread entered
-  int cpu;            // the processor on which this thread last woke; -1: it has not begun the run
+  int cpu;            // the processor on which this thread last woke or came to a barrier; -1: it has not begun the run
 };
 
 // The scratch memory of the first of the threads, which are neighbours in memory.
