@@ -201,7 +201,7 @@ class Reference:
     def _run(self, graph: Graph) -> dict[str, np.ndarray] | None:
         try:
             return interp.run(graph, self.inputs, self.weights)
-        except IndexError:  # 0 and 1 are no legal indices of this model
+        except IndexError:  # 0 and 1 are not legal indices of this model
             return None
 
 

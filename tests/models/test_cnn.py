@@ -69,7 +69,7 @@ def test_a_float32_model_stored_in_half(dtype: str) -> None:
 
 
 def test_the_gate_sees_a_wrong_bit_of_the_weights() -> None:
-    """A batch norm whose epsilon is forgotten is no rounding error."""
+    """A batch norm whose epsilon is forgotten is not a rounding error."""
     model, x = image_model("resnet18", 64), images(8, 64)
     runs = [(image,) for image in x.split(1)]  # of the program that test_resnet has compiled
     wrong = {k: v.copy() for k, v in state_dict_numpy(model).items()}

@@ -148,7 +148,7 @@ const size_t WORKER = (sizeof(Worker) + 4095) / 4096 * 4096, PRIVATE = WORKER + 
 
 thread_local Worker* self __attribute__((tls_model("initial-exec")));
 
-[[noreturn]] void leave(Worker* w) {  // give up the launch: nobody returns to the fibres
+[[noreturn]] void leave(Worker* w) {  // give up the launch: no code returns to the fibres
   void* ignored;
   w->launch->failed = 1;
   emu_switch(&ignored, w->main_stack);
@@ -432,7 +432,7 @@ const Fibre* stuck(Worker* w, const Simdgroup& s) {
   return nullptr;
 }
 
-void release_divergent(Worker* w) {  // nobody can run: part of some simdgroup waits for lanes that will not come
+void release_divergent(Worker* w) {  // no lane can run: part of some simdgroup waits for lanes that will not come
   for (unsigned k = 0; k * EMU_WIDTH < w->count; k++) {
     Simdgroup& s = w->simd[k];
     if (!s.waiting) continue;

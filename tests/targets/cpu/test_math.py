@@ -198,7 +198,7 @@ def _exact_erf(x: Array) -> Array:
         return np.array([np.longdouble(mp.nstr(mp.erf(mp.mpf(float(v))), 25)) for v in x])
 
 
-@pytest.mark.skipif(np.finfo(np.longdouble).nmant < 63, reason="long double is no wider than double here")
+@pytest.mark.skipif(np.finfo(np.longdouble).nmant < 63, reason="long double is not wider than double here")
 @pytest.mark.parametrize("name", DOUBLE)
 def test_double_accuracy(library: Library, name: str) -> None:
     rng = np.random.default_rng(11)

@@ -82,7 +82,7 @@ def test_every_kernel_waits_before_it_reads_what_others_wrote(device: str, arch:
             e = emit(kernel, dialect)
             numbers = [*e.operands, *([None] if e.checks else []), *(number for number, _ in e.maps)]
             read = _reads_before_it_waits(dialect.source([e.text.replace("@NAME@", "kernel")]), arch)
-            assert read is not None, f"{entry}: {kernel.name} does not wait, so nobody behind it does"
+            assert read is not None, f"{entry}: {kernel.name} does not wait, so no kernel behind it does"
             for number in (numbers[n] for n in read):
                 if number is not None:
                     early += 1

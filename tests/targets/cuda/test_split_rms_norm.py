@@ -110,7 +110,7 @@ def other_factor() -> Graph:
 
 
 def with_mean() -> Graph:
-    """A layer norm, which is no product of factors."""
+    """A layer norm, which is not a product of factors."""
     g = Graph("with_mean")
     x = product(g.input("x", (40, 192), "bfloat16"), "down", 192)
     wide = x.cast("float32") - x.cast("float32").mean((1,))

@@ -75,7 +75,7 @@ def test_lines_that_load_the_same_follow_each_other() -> None:
     narrow = run_phases(capture(Turned(), (args[0][..., :8], args[1][:, :8])), "cuda", None, until="memory").schedule
     assert narrow is not None
     nest = build_nest(narrow.kernels[0])
-    assert [nest.size[d] for d in point_order(nest)] == [6, 40, 8]  # 32 bytes are no line
+    assert [nest.size[d] for d in point_order(nest)] == [6, 40, 8]  # 32 bytes are not a line
 
 
 def test_places_that_the_caller_gives_are_read_before_the_wait() -> None:

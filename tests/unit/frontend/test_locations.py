@@ -55,7 +55,7 @@ def test_nodes_have_the_module_and_line_of_the_model(ir: IRGraph) -> None:
     assert linear.location is not None
     assert (linear.location.module, linear.location.kind) == ("blocks.0.fc", "Linear")
     assert linear.location.source.endswith(f"test_locations.py:{LINE + 1}")
-    assert not linear.location.source.startswith("/")  # a path of this machine is nobody's business
+    assert not linear.location.source.startswith("/")  # reports must not tell paths of this machine
 
 
 def test_what_a_decomposition_makes_stays_where_it_was_called(ir: IRGraph) -> None:

@@ -199,7 +199,7 @@ def test_flattened_features_need_no_copy() -> None:
     y = relu(conv(x, "c", 6))
     g.outputs = [
         ("y", y.reshape(2, 120).matmul(g.weight("fc", (120, 7), "float32"))),
-        ("z", y.reshape(2, 6, 20).matmul(g.weight("rows", (20, 7), "float32"))),  # the channels are no part of the sum
+        ("z", y.reshape(2, 6, 20).matmul(g.weight("rows", (20, 7), "float32"))),  # the channels are not part of the sum
     ]
     _, kernels = compiled(g)
     assert kinds(kernels) == ["copy", "conv2d", "gemm", "copy", "gemm"]

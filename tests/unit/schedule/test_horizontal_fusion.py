@@ -62,7 +62,7 @@ def check(make: object, *args: object, tolerance: float = 2e-5) -> list[str]:
     native = Executor(program, load_weights(program, weights), CPUBackend(threads=2)).run(inputs)
     for name, value in want.items():
         scale = float(np.abs(value.astype(np.float64)).max())
-        for found in (planned[name], *([native[name]] if name in native else [])):  # a state is no output
+        for found in (planned[name], *([native[name]] if name in native else [])):  # a state is not an output
             error = np.abs(found.astype(np.float64) - value.astype(np.float64)).max()
             assert error <= tolerance * scale, (name, error, scale)
     assert state.schedule is not None
