@@ -155,7 +155,7 @@ CELLS = {
     "a compiled plan": "컴파일된 계획",
     "one function takes a path, a dict or a graph": "함수 하나가 경로, dict, 그래프를 모두 받음",
     "a name or a code generator object": "이름 또는 코드 생성기 객체",
-    "returns (node, op, `Reason`) of everything refused; `compile()` asks it first": (
+    "returns (node, op, `Reason`) of every refused node; `compile()` calls it first": (
         "거부한 모든 노드의 (노드, 연산, `Reason`)을 반환함. `compile()`이 먼저 호출함"
     ),
     "derived from the op registry in `npu_compiler/ops`": "`npu_compiler/ops`의 연산 레지스트리에서 만듦",
@@ -200,19 +200,19 @@ CELLS = {
     "not run on a Mac yet, only against a stand-in for Apple's frameworks in tests": (
         "아직 Mac에서 실행해 보지 않았으며, 테스트에서 Apple 프레임워크를 대신하는 모듈로만 실행함"
     ),
-    "sizes of launches are decided when a program is compiled": "실행(launch) 크기는 프로그램을 컴파일할 때 정해짐",
+    "launch sizes are fixed when a program is compiled": "실행(launch) 크기는 프로그램을 컴파일할 때 정해짐",
     "element types are written into the generated source": "원소 타입은 생성된 소스에 적힘",
     "own kernels, so that epilogues fuse": "에필로그를 퓨전하려고 자체 커널을 씀",
     "runs in-place ops and lists of tensors too": "제자리(in-place) 연산과 텐서 리스트도 실행함",
     "one registry for all targets; a target refuses kernels with `supports`": (
         "모든 타깃에 레지스트리 하나. 타깃은 `supports`로 커널을 거부함"
     ),
-    "a file a pass; `npu_compiler.pipeline.PHASES` is the order": (
+    "one file per pass; `npu_compiler.pipeline.PHASES` is the order": (
         "패스마다 파일 하나. 순서는 `npu_compiler.pipeline.PHASES`"
     ),
-    "the same fusion for every target": "모든 타깃에 같은 퓨전",
-    "scheduling is common, emitting is the target's": "스케줄링은 공통이고, 코드 출력은 타깃이 맡음",
-    "one set of GPU kernels, spelled in each language by a dialect": (
+    "fusion is the same for every target": "모든 타깃에 같은 퓨전",
+    "scheduling is common; each target emits its own code": "스케줄링은 공통이고, 코드 출력은 타깃이 맡음",
+    "one set of GPU kernels, which a dialect spells in each language": (
         "GPU 커널은 한 벌이며, 방언(dialect)이 언어별로 표기함"
     ),
     "every op on every target": "모든 타깃의 모든 연산",
