@@ -235,8 +235,9 @@ def grouped(x: Value, groups: int, weight: Parameter, bias: Parameter, eps: floa
     n, c, *spatial = x.shape
     split = x.reshape(n, groups, c // groups, *spatial)
     y, mean, scale = normalise(split, range(2, split.rank), eps)
-    weight, bias = (per_channel(v, x.rank) if v is not None else None for v in (weight, bias))
-    return affine(y.reshape(*x.shape), weight, bias), mean.reshape(n, groups), scale.reshape(n, groups)
+    shape = 1, groups, c // groups, *(1 for _ in spatial)  # of the groups, so that one kernel does all
+    weight, bias = (v.reshape(*shape) if v is not None else None for v in (weight, bias))
+    return affine(y, weight, bias).reshape(*x.shape), mean.reshape(n, groups), scale.reshape(n, groups)
 
 
 @lowers(

@@ -39,8 +39,13 @@ def nearest(x: Value, sizes: Sequence[int], scales: Sequence[float | None], exac
         y = x.reshape(*x.shape[:2], *itertools.chain(*((n, 1) for n in spatial)))
         y = y.expand(*x.shape[:2], *itertools.chain(*zip(spatial, repeats, strict=True)))
         return fresh(y.reshape(*x.shape[:2], *sizes))
-    at = [load(1 + d, "int64", [index(2 + d)]) for d in range(len(sizes))]
-    return pick(x, (*x.shape[:2], *sizes), [index(0), index(1), *at], *(x.graph.const(p) for p in tables))
+    at = [load(1 + d, "int32", [index(2 + d)]).cast("int64") for d in range(len(sizes))]
+    return pick(x, (*x.shape[:2], *sizes), [index(0), index(1), *at], *(_table(x, p) for p in tables))
+
+
+def _table(x: Value, positions: np.ndarray) -> Value:
+    """Return a constant with positions along a dim: 32 bits, which vectors of floats have for an element, suffice."""
+    return x.graph.const(np.ascontiguousarray(positions, np.int32))
 
 
 # -- interpolation ----------------------------------------------------------------------------------------------------
@@ -83,7 +88,7 @@ def interpolated(x: Value, sizes: Sequence[int], align: bool, scales: Sequence[f
     tables: list[tuple[int, Value, Value]] = []
     for n, m, s in zip(x.shape[2:], sizes, scales, strict=True):
         at, weight = taps(n, m, align, s)
-        pair = x.graph.const(at), x.graph.const(weight, wide)
+        pair = _table(x, at.T), x.graph.const(np.ascontiguousarray(weight.T), wide)  # neighbours along the dim
         tables.append((len(inputs), *pair))
         inputs += pair
 
@@ -92,9 +97,9 @@ def interpolated(x: Value, sizes: Sequence[int], align: bool, scales: Sequence[f
             return load(0, x.dtype, idx).cast(wide)
         first, at, _ = tables[d]
         e: Expr | None = None
-        for k in range(at.shape[1]):
-            where = [index(2 + d), const(k, "int64")]
-            term = load(first + 1, wide, where) * total(d + 1, [*idx, load(first, "int64", where)])
+        for k in range(at.shape[0]):
+            where = [const(k, "int64"), index(2 + d)]
+            term = load(first + 1, wide, where) * total(d + 1, [*idx, load(first, "int32", where).cast("int64")])
             e = term if e is None else e + term
         assert e is not None
         return e

@@ -209,7 +209,8 @@ def merge_loops(graph: Graph, claimed: dict[Node, list[Node]], enabled: bool = T
     """Return groups in launch order.
 
     Loop nodes over one domain merge if the consumer reads the producer point by point (or row by row) and no path
-    leaves the merged group and enters it again.
+    leaves the merged group and enters it again. Reductions of the same rows also merge if both read one value, which
+    would otherwise be read twice.
     """
     static = static_values(graph)
     group_of: dict[Node, Group] = {}
@@ -235,6 +236,8 @@ def merge_loops(graph: Graph, claimed: dict[Node, list[Node]], enabled: bool = T
             if _compatible(producer, consumer) and not _path_around(producer, consumer, group_of, position):
                 _merge(producer, consumer, group_of)
                 del groups[consumer]
+    if enabled:
+        _merge_siblings(groups, group_of, position)
     return _launch_order(graph, list(groups), group_of, position)
 
 
@@ -292,6 +295,38 @@ def _merge(a: Group, b: Group, group_of: dict[Node, Group]) -> None:
     a.nodes.extend(b.nodes)
     a.first, a.last = min(a.first, b.first), max(a.last, b.last)
     group_of.update(dict.fromkeys(b.nodes, a))
+
+
+def _merge_siblings(groups: dict[Group, None], group_of: dict[Node, Group], position: dict[Node, int]) -> None:
+    """Merge reductions of the same rows that read the same elements, and do not depend on each other."""
+    readers: dict[tuple[Value, Expr, tuple[int, ...], tuple[int, ...]], list[Group]] = {}
+    for g in groups:
+        for v, load in _reduced_loads(g):
+            readers.setdefault((v, load, g.domain, g.axes), []).append(g)
+    for found in readers.values():
+        for at, a in enumerate(found):
+            for b in found[at + 1 :]:
+                if a in groups and b in groups and _are_siblings(a, b, group_of, position):
+                    _merge(a, b, group_of)
+                    del groups[b]
+
+
+def _reduced_loads(g: Group) -> set[tuple[Value, Expr]]:
+    """Return what the reductions of a group read along their rows: values, and loads of operand 0 in their place."""
+    found = set()
+    for n in g.nodes:
+        for x in expr.walk(n.attrs["expr"]) if n.op == "reduce" else ():
+            if x.op == "load" and any(y.op == "index" and y.value in g.axes for y in expr.walk(x)):
+                found.add((n.inputs[x.value], expr.load(0, x.dtype, x.args)))
+    return found
+
+
+def _are_siblings(a: Group, b: Group, group_of: dict[Node, Group], position: dict[Node, int]) -> bool:
+    """Whether neither of two groups depends on the other, and one kernel can compute both."""
+    direct = any(v.node in b.nodes for n in a.nodes for v in n.inputs)
+    direct = direct or any(v.node in a.nodes for n in b.nodes for v in n.inputs)
+    around = _path_around(a, b, group_of, position) or _path_around(b, a, group_of, position)
+    return not direct and not around and _compatible(a, b) and _compatible(b, a)
 
 
 def _launch_order(

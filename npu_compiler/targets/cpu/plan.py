@@ -127,7 +127,8 @@ def _order_rows(nest: Nest) -> None:
 
 
 def _choose_inner(plan: Plan) -> int | None:
-    """Return the row dim on which the most work of a lane does not depend, or None if that is little."""
+    """Return a row dim on which much work of a lane does not depend, or None. Of several, it is the innermost one,
+    whose elements are the nearest in memory, unless another one saves much more."""
     nest, lane = plan.nest, plan.lane
     if nest.reduced or nest.serial or lane is None or plan.interleaved is not None:
         return None
@@ -146,8 +147,9 @@ def _choose_inner(plan: Plan) -> int | None:
         return sum(n for found, n in work if lane in found and d not in found)
 
     rows = [d for d in nest.rows if d != lane]
-    inner = max(rows, key=hoisted, default=None)
-    return inner if inner is not None and hoisted(inner) >= HOISTED else None
+    saved = {d: hoisted(d) for d in reversed(rows)}
+    enough = max(HOISTED, max(saved.values(), default=0) - HOISTED)
+    return next((d for d, n in saved.items() if n >= enough), None)
 
 
 # -- lanes --------------------------------------------------------------------------------------------------------
@@ -187,19 +189,22 @@ def _choose_lane(nest: Nest) -> int | None:
 
 
 def _lane_cost(nest: Nest, dim: int) -> float:
-    size, found = nest.size[dim], [x for x, _ in accesses(nest)]
+    """Estimate the work per element. What is done once per row counts as part of a vector of rows, or as one vector."""
+    size, found = nest.size[dim], accesses(nest)
     parts = [(0, size)]
-    if any(_follows_no_stride(x, dim) for x in found):  # in parts of the dim they may be affine
-        parts = segments(found, dim, nest.ranges)
-    vector = sum(expr.cost(s.value) for s in nest.steps) + 1.0
+    if any(_follows_no_stride(x, dim) for x, _ in found):  # in parts of the dim they may be affine
+        parts = segments([x for x, _ in found], dim, nest.ranges)
+    points = nest.points(nest.reduction_dims)
     cost = 0.0
     for low, high in parts:
         ranges = {**nest.ranges, dim: (low, high - 1)}
-        known = [affine.simplify(x, ranges) for x in found] if len(parts) > 1 else found
-        cost += (vector + sum(_access_cost(x, dim) for x in known)) * math.ceil((high - low) / LANES) / size
+        vectors = math.ceil((high - low) / LANES) / size
+        work: list[tuple[float, bool]] = [(expr.cost(s.value), s.per_row) for s in nest.steps]
+        work += [(_access_cost(affine.simplify(x, ranges) if len(parts) > 1 else x, dim), r) for x, r in found]
+        cost += (1.0 + sum(n for n, per_row in work if not per_row)) * vectors
+        cost += sum(n for n, per_row in work if per_row) * (vectors if dim not in nest.reduced else 1.0) / points
     if dim in nest.reduced:
-        across = 8 * sum(s.kind == "reduce" for s in nest.steps)
-        cost += across / nest.points(nest.reduction_dims)
+        cost += 8 * sum(s.kind == "reduce" for s in nest.steps) / points
     return cost
 
 

@@ -11,6 +11,7 @@ import pytest
 from npu_compiler.graph import expr
 from npu_compiler.graph.expr import fn, index, load
 from npu_compiler.graph.graph import Graph, Value
+from npu_compiler.ops import norms
 from npu_compiler.passes import attention, concat_to_select, decompose, normalise, patterns
 from npu_compiler.pipeline import run_graph
 from npu_compiler.schedule import checks
@@ -122,15 +123,6 @@ def test_no_epilogue_through_a_transposition_or_a_gather() -> None:
 
 
 # -- loops ------------------------------------------------------------------------------------------------------------
-def group_norm(x: Value, groups: int) -> Value:
-    n, c, *rest = x.shape
-    g = x.graph
-    y = x.reshape(n, groups, -1)
-    y = y - y.mean([2])
-    y = (y * g.pointwise(rsqrt, (y * y).mean([2]) + 1e-5)).reshape(n, c, *rest)
-    return y * g.weight("gain", (c, 1), "float32") + g.weight("shift", (c, 1), "float32")
-
-
 def rms_norm(x: Value) -> Value:
     g = x.graph
     return x * g.pointwise(rsqrt, (x * x).mean([x.rank - 1]) + 1e-6) * g.weight("gain", (x.shape[-1],), "float32")
@@ -158,11 +150,12 @@ def test_norms_and_softmax_are_one_kernel(f: Callable[[Value], Value]) -> None:
     assert len(kernels) == 1, kinds(kernels)
 
 
-def test_group_norm_needs_no_copies() -> None:
+def test_group_norm_is_one_kernel() -> None:
     g = Graph("group norm")
-    g.outputs = [("y", group_norm(g.input("x", (2, 6, 10), "float32"), 3))]
+    gain, shift = (g.weight(name, (6,), "float32") for name in ("gain", "shift"))
+    g.outputs = [("y", norms.grouped(g.input("x", (2, 6, 10), "float32"), 3, gain, shift, 1e-5)[0])]
     _, kernels = compiled(g)
-    assert len(kernels) <= 2 and "copy" not in kinds(kernels)
+    assert len(kernels) == 1
 
 
 def test_pointwise_chains_are_one_kernel_and_shared_work_is_done_once() -> None:
@@ -182,6 +175,20 @@ def test_no_group_is_merged_around_another_kernel() -> None:
     g.outputs = [("y", g.pointwise(lambda a, b: tanh(a) * b, e, g.pointwise(tanh, product).permute(1, 0)))]
     state, kernels = compiled(g)
     checks.check_groups(state.graph, state.groups)
+    assert kinds(kernels).count("gemm") == 1
+
+
+def test_reductions_of_the_same_elements_share_a_kernel() -> None:
+    """Not those of which one needs the other, through a product, or that read in another order."""
+    g = Graph("siblings")
+    x = g.input("x", (8, 8), "float32")
+    low, high, at = x.amin([1]), x.amax([1]), g.reduce("argmax", x, [1])
+    late = (x * linear(low.expand(8, 8), 8)).sum([1])
+    g.outputs = [("low", low), ("high", high), ("at", at), ("late", late), ("across", x.permute(1, 0).amax([1]))]
+    state, kernels = compiled(g)
+    checks.check_groups(state.graph, state.groups)
+    together = [sum(n.op == "reduce" for n in group.nodes) for group in state.groups]
+    assert sorted(n for n in together if n) == [1, 1, 3]
     assert kinds(kernels).count("gemm") == 1
 
 

@@ -1,0 +1,53 @@
+"""Vectors of elements at places that are data: neighbours, as in an image that is enlarged, and any others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from npu_compiler.graph.expr import index, load
+from npu_compiler.schedule.interp import execute, view
+from npu_compiler.schedule.kernel import Loops
+
+from ...support.cpu_harness import compile_kernels, fenced, operand
+from .test_loops import arrays, loops, store
+
+SIZE, POINTS = 38, 75
+DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "uint8", "bool")
+at = np.arange(POINTS)
+PLACES = {
+    "enlarged": at // 2,
+    "enlarged from the end": SIZE - 1 - (POINTS - 1 - at) // 2,
+    "shrunk": np.minimum(at * 2, SIZE - 1),
+    "one": np.full(POINTS, SIZE - 1),
+    "reversed": SIZE - 1 - at // 3,
+    "near, in any order": np.clip(at // 3 + np.array([0, 2, 1])[at % 3], 0, SIZE - 1),
+    "a pair far apart": np.where(at % 16 == 15, SIZE - 1, at // 8),
+    "any": np.random.default_rng(0).integers(0, SIZE, POINTS),
+}
+
+
+def gathered(dtype: str) -> Loops:
+    """Rows of ``POINTS`` elements from rows of ``SIZE``, at places of 32 bits."""
+    row, point = index(0), index(1)
+    place = load(1, "int32", (point,)).cast("int64")
+    inputs = [operand((3, SIZE), dtype), operand((POINTS,), "int32")]
+    stored = store(load(0, dtype, (row, place)), row, point)
+    return loops(inputs, [operand((3, POINTS), dtype)], (3, POINTS), (), stored)
+
+
+@pytest.mark.parametrize("march", ["native", "haswell"])
+def test_elements_at_places_and_none_outside(march: str) -> None:
+    """The arrays end at pages that must not be touched, on either side."""
+    kernels = [gathered(dtype) for dtype in DTYPES]
+    compiled = compile_kernels(kernels, 4, march)
+    for number, kernel in enumerate(kernels):
+        for name, places in PLACES.items():
+            buffers = arrays(kernel, x1=places)
+            want = {b: a.copy() for b, a in buffers.items()}
+            execute(kernel, want)
+            for at_end in (True, False):
+                got = {b: fenced(a, at_end) for b, a in buffers.items()}
+                assert compiled.run(number, got, 1) == 0
+                results = view(kernel.outputs[0], got), view(kernel.outputs[0], want)
+                np.testing.assert_array_equal(*results, err_msg=f"{DTYPES[number]}, {name}")
