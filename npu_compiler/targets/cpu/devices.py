@@ -22,6 +22,7 @@ CONFIG = TargetConfig(
     dual_gemm=True,
     bundles=True,
     residuals_in_place=True,
+    scans_pairs=True,
     matrix_dtypes=("float64", "float32", "float16", "bfloat16", "uint8"),
 )
 

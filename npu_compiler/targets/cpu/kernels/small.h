@@ -81,6 +81,69 @@ template <class Op, class T> NPU_INLINE void scan_row(const T* in, long in_strid
   }
 }
 
+// A running maximum or minimum per lane, and the position of the last element that attains it: the last NaN, if any.
+template <class Op, class V> struct RunningExtreme {
+  V value = Op::template identity<V>();
+  vi32 place{};
+  NPU_BODY void add(V x, long i) {
+    const auto later = is_same<Op, Max>::value ? (x >= value) | (x != x) : (x <= value) | (x != x);
+    value = select(later, x, value);
+    place = select(cvt<vi32>(later), splat<vi32>((int)i), place);
+  }
+};
+
+// Scans one row per lane, with positions, which are stored at `at`.
+template <class Op, class T, class L>
+NPU_INLINE void scan_lanes_at(const T* in, long in_stride, T* out, long out_stride, int64_t* at, long at_stride, long n,
+                              L l) {
+  RunningExtreme<Op, vec<T>> acc;
+  for (long i = 0; i < n; i++) {
+    acc.add(ld(in + i * in_stride, l), i);
+    st(out + i * out_stride, acc.value, l);
+    st(at + i * at_stride, cvt<vi64>(acc.place), l);
+  }
+}
+
+// The lanes of v moved up by S; the lowest ones are those of `fill`.
+template <int S, class V, int... I> NPU_INLINE V moved_up(V v, V fill, Seq<I...>) {
+  return __builtin_shufflevector(fill, v, (I < S ? I : VL + I - S)...);
+}
+// Lane i combines the lanes up to i, in log2(VL) steps (G. Blelloch, Prefix Sums and Their Applications, 1990).
+template <class Op, int S = 1, class V> NPU_INLINE V prefix(V v) {
+  if constexpr (S >= VL) return v;
+  else {
+    const V before = moved_up<S>(v, Op::template identity<V>(), typename MakeSeq<VL>::type{});
+    return prefix<Op, 2 * S>(Op::combine(v, before));
+  }
+}
+
+// Scans one row, with positions, which are stored at `at`.
+template <class Op, class T>
+NPU_INLINE void scan_row_at(const T* in, long in_stride, T* out, long out_stride, int64_t* at, long at_stride, long n) {
+  if constexpr (sizeof(lane_t<vec<T>>) == 8) {  // compilers would scalarise shuffles of two-register vectors
+    auto value = ld1(in);
+    for (long i = 0, found = 0; i < n; i++) {
+      const auto x = ld1(in + i * in_stride);
+      if (i == 0 || (is_same<Op, Max>::value ? x >= value : x <= value) || x != x) value = x, found = i;
+      st1(out + i * out_stride, (scalar<T>)value);
+      at[i * at_stride] = found;
+    }
+    return;
+  }
+  vec<T> extreme = Op::template identity<vec<T>>();
+  vi32 place{};
+  for (long i = 0; i < n; i += VL) {
+    const int width = (int)scalar_min<long>(VL, n - i);
+    const vec<T> x = ld_strided(in + i * in_stride, in_stride, width);
+    const vec<T> found = Op::combine(prefix<Op>(x), extreme);
+    const vi32 attained = cvt<vi32>((x == found) | (x != x));
+    const vi32 places = max(prefix<Max>(select(attained, lane_index<vi32>(i), splat<vi32>(-1))), place);
+    st_strided(out + i * out_stride, out_stride, found, width);
+    st_strided(at + i * at_stride, at_stride, cvt<vi64>(places), width);
+    extreme = splat<vec<T>>(found[VL - 1]), place = splat<vi32>(places[VL - 1]);
+  }
+}
+
 // ---------------------------------------------------------------------------------------------- sort
 // Maps a value to an integer of the same order: -0 equals 0, and NaN is the largest, as in PyTorch.
 NPU_INLINE int32_t order_key(float x) {
