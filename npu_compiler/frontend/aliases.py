@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 Key = tuple[str, int]
 
-__all__ = ["Aliases", "Key", "storage_id", "writes_strided_memory"]
+__all__ = ["Aliases", "Key", "row_major", "storage_id", "writes_strided_memory"]
 
 
 def storage_id(value: torch.Tensor) -> int | None:
@@ -19,6 +20,14 @@ def storage_id(value: torch.Tensor) -> int | None:
         return int(value.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
         return None
+
+
+def row_major(value: torch.Tensor) -> bool:
+    """Return whether a tensor is dense, in row-major order; False if that depends on data, as its shape may."""
+    try:
+        return bool(value.is_contiguous())
+    except GuardOnDataDependentSymNode:
+        return False
 
 
 class Aliases:
@@ -87,14 +96,14 @@ def writes_strided_memory(program: ExportedProgram, trust_storages: bool) -> boo
     calls = [n for n in nodes if isinstance(n.target, torch._ops.OpOverload)]
     written = {_storage(a) for n in calls for a in _written_arguments(n)}
     inputs = (n.meta.get("val") for n in nodes if n.op == "placeholder")
-    strided = {storage_id(x) for x in inputs if written and isinstance(x, torch.Tensor) and not x.is_contiguous()}
+    strided = {storage_id(x) for x in inputs if written and isinstance(x, torch.Tensor) and not row_major(x)}
     for node in calls if written else ():
         results = node.meta.get("val")
         sources = {_storage(n) for n in node.all_input_nodes}
         for value in results if isinstance(results, list | tuple) else [results]:
             if not isinstance(value, torch.Tensor) or (own := storage_id(value)) in sources:
                 continue
-            if not value.is_contiguous():
+            if not row_major(value):
                 strided.add(own)
             elif own in written and strided & sources:
                 return True

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ..aten.data_dependent import ASSERTION, CONTROL_FLOW, NUMBER_OPS
 from ..aten.ir import IRGraph, OpNode, StateUpdate, TensorSpec
 from ..support.errors import CaptureError
-from .aliases import Aliases, Key, storage_id
+from .aliases import Aliases, Key, row_major, storage_id
 from .arguments import STATIC_ADVICE, Arguments, Number, describe_node, read_arguments
 from .flex_attention import flex_attention_graph
 from .fx_values import is_number, node_results, static_shape, value_spec
@@ -437,7 +437,7 @@ def _check_strides(node: torch.fx.Node, op: torch._ops.OpOverload) -> None:
     last = (given.get("storage_offset") or 0) + sum(
         (n - 1) * step for n, step in zip(given["size"], given["stride"], strict=True)
     )
-    if not x.is_contiguous() or x.storage_offset() or last >= x.numel() > 0:
+    if not row_major(x) or x.storage_offset() or last >= x.numel() > 0:
         advice = "call it on a contiguous copy, x.clone(memory_format=torch.contiguous_format)"
         cause = "reads memory outside of its argument, or in another order"
         raise CaptureError(f"{describe_node(node)}: {cause}; {advice}")

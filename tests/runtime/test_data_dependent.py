@@ -81,6 +81,8 @@ CASES: dict[str, Callable[[Any], Any]] = {
     "item as size": item_as_size,
     "numbers": number_chain,
     "where": lambda x: torch.where(x > 0),
+    "in place": lambda x: (y := x * 2, y.relu_(), n := y.nonzero(), n.mT[0].add_(1), y)[2::2],
+    "in place as strided": lambda x: (n := x.nonzero(), m := n.flatten(), m.add_(1), n)[1::2],
     "cond": branches,
     "while_loop": double_until,
 }
