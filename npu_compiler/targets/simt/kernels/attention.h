@@ -12,7 +12,8 @@
 // to its position. CAUSAL: up to its own row. LIMITED: keys beyond the largest position are not read. K_VECTORS,
 // V_VECTORS: rows are read 16 bytes at a time, or 8 of 8-bit numbers. SCALED: keys and values are 8-bit numbers, and the
 // scales of their rows are [B, HK, SK]. ROWS_PER_PASS: query rows whose partial sums fit in shared memory.
-// SCALE: of the scores.
+// SCALE: of the scores. m_max ignores NaN, but the weight of such a score is NaN, and so are its row's sum and results,
+// as in PyTorch. The results of a row whose scores are all -inf are zeros.
 #pragma once
 
 INLINE float masked(float score, bool8 admits) { return admits != 0 ? score : -m_inf_float(); }
@@ -216,11 +217,14 @@ template <class C> struct Attention {
     if (C::SPLITS > 1) {
       DEVICE typename C::Out* part = out + (((split * C::B + b) * C::H + h) * C::SQ + i) * (C::DV + 2);
       if (exists(r)) part[d] = narrow<typename C::Out>(x);
-      if (d < 2 && exists(r)) part[C::DV + d] = narrow<typename C::Out>(d ? row_sum[r] : row_max[r]);
+      if (d == 0 && exists(r)) {
+        part[C::DV] = narrow<typename C::Out>(row_max[r]);
+        part[C::DV + 1] = narrow<typename C::Out>(row_sum[r]);
+      }
       return;
     }
     const int64_t place = (int64_t)b * C::O_B + (int64_t)h * C::O_H + (int64_t)i * C::O_S + (int64_t)d * C::O_D;
-    if (exists(r)) out[place] = narrow<typename C::Out>(row_sum[r] > 0.0f ? x / row_sum[r] : 0.0f);
+    if (exists(r)) out[place] = narrow<typename C::Out>(row_sum[r] == 0.0f ? 0.0f : x / row_sum[r]);
   }
 
   INLINE void run() {
@@ -294,10 +298,10 @@ INLINE void attention_combine(
       const float m = part[s * step + C::D], n = part[s * step + C::D + 1];
       const float w = m == -m_inf_float() ? 0.0f : m_exp(m - maximum);
       weight[s] = w;
-      sum += w > 0.0f ? w * n : 0.0f;
+      sum += w * n;
     }
     sum = subgroup_sum(sum);
-    if (at.lane == 0) inverse_sum[0] = sum > 0.0f ? 1.0f / sum : 0.0f;
+    if (at.lane == 0) inverse_sum[0] = sum == 0.0f ? 0.0f : 1.0f / sum;
   }
   barrier();
   const int first = at.tid / (C::THREADS / C::PARTS_AT_ONCE), d = at.tid % (C::THREADS / C::PARTS_AT_ONCE);
@@ -305,7 +309,7 @@ INLINE void attention_combine(
     float x = 0.0f;
 #pragma unroll 16
     for (int s = first; s < C::SPLITS; s += C::PARTS_AT_ONCE)
-      x += weight[s] > 0.0f ? weight[s] * part[s * step + d] : 0.0f;
+      x += weight[s] * part[s * step + d];
     partials[first * C::D + d] = x;
   }
   barrier();

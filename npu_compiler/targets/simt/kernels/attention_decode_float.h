@@ -68,7 +68,10 @@ template <class C> struct FloatDecodeAttention {
     if (C::SPLITS == 1 || active == 1) return store_result(r, d, x);
     COHERENT float* const part = parts + a.split * ALL + a.head(r) * C::PART;
     part[d] = x;
-    if (d < 2) part[C::D + d] = d ? a.row_sum[r] : a.row_max[r];
+    if (d == 0) {
+      part[C::D] = a.row_max[r];
+      part[C::D + 1] = a.row_sum[r];
+    }
   }
 
   // Combines the parts. A subgroup computes the weights of a row's parts.
