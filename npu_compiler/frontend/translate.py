@@ -421,6 +421,11 @@ class _Translator:
                 raise CaptureError(f"forward writes to its input {spec.target!r}; {advice}")
             else:
                 raise CaptureError(f"output {value.name!r}: {kind} outputs are not supported")
+        for key, value in self.state.items():
+            held = self.program.state_dict.get(key, self.program.constants.get(key))
+            if isinstance(held, torch.Tensor) and tuple(held.shape) != value.shape:
+                change = f"forward changes the shape of {key!r} from {list(held.shape)} to {list(value.shape)}"
+                raise CaptureError(f"{change}, which the next call would find; write to a view, such as {key}[None]")
         self.out.state = [StateUpdate(key, value) for key, value in self.state.items()]
 
 

@@ -290,6 +290,17 @@ def test_writes_through_views_become_state() -> None:
     assert not any(op.split(".")[1].endswith("_") for op in ops(graph))
 
 
+@pytest.mark.parametrize(
+    "write", [lambda w: w.unsqueeze_(0), lambda w: w.transpose_(0, 1).add_(1), lambda w: w[0].mul_(2) + w.squeeze_()]
+)
+def test_buffers_keep_their_shapes(write: Callable[..., Any]) -> None:
+    """What a call leaves is there in the next one, which was captured for the shape of the first."""
+    with pytest.raises(CaptureError, match=r"changes the shape of 'w' from \[1, 3, 2\] to .* write to a view"):
+        capture(Fn(lambda m, x: (write(m.w), x + 1)[1], w=torch.ones(1, 3, 2)), X)
+    graph = check(Fn(lambda m, x: (m.w.unsqueeze_(0).add_(1).squeeze_(0), x + m.w.sum())[1], w=torch.ones(3, 2)), X)
+    assert [u.value.shape for u in graph.state] == [(3, 2)]
+
+
 def test_copy_into_a_buffer_and_buffer_read_before_and_after() -> None:
     def forward(m: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         before = m.memory * 1
