@@ -358,9 +358,18 @@ def _functional(program: ExportedProgram, label: str) -> ExportedProgram:
     try:
         with torch.no_grad():
             functional: ExportedProgram = program.run_decompositions({})
-        return functional
     except Exception as e:  # as for torch.export
         raise CaptureError(f"{label}: removing in-place operations failed: {_first_line(e)}") from e
+    if _unfold_gradients(functional) > _unfold_gradients(program):
+        cause = "PyTorch cannot make that functional: it takes elements outside of all windows for zeros"
+        raise CaptureError(f"{label}: an in-place operation writes through unfold(); {cause}; write to slices instead")
+    return functional
+
+
+def _unfold_gradients(program: ExportedProgram) -> int:
+    """How many gradients of ``unfold`` there are, which torch also takes for the inverse of that view."""
+    modules = [m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    return sum(n.target is torch.ops.aten.unfold_backward.default for m in modules for n in m.graph.nodes)
 
 
 def _user_frame(e: BaseException) -> str:

@@ -354,6 +354,13 @@ def test_strides_of_another_layout_are_refused(view: Callable[..., Any]) -> None
     check(Fn(lambda m, x: view(x * 2).clone(memory_format=torch.contiguous_format).as_strided((3, 2), (1, 2))), X)
 
 
+def test_writes_through_windows_are_refused() -> None:
+    """PyTorch's functional form of them has zeros between the windows."""
+    with pytest.raises(CaptureError, match=r"writes through unfold\(\).*write to slices"):
+        capture(Fn(lambda m, x: (y := x * 2, y.unfold(-1, 1, 2).add_(1), y)[2]), X)
+    check(Fn(lambda m, x: (y := x * 2, w := y.unfold(-1, 1, 2), y[0].add_(1), w)[3]), X)
+
+
 def test_in_place_inside_no_grad_sees_outer_aliases() -> None:
     def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
         y = x * 2
