@@ -61,7 +61,7 @@ EXACT = table("""
     torch.amin({a}, {d}, {k}); torch.argmax({a}, {e}, {k}); torch.argmin({a}, {e}, {k}); torch.max({a})
     torch.argmax({a}); torch.any({a}, {e}, {k}); torch.all({a}, {e}, {k}); torch.count_nonzero({a}, {e})
     torch.max({a}, {e}, {k})[0]; torch.cummax({a}, {e})[0]; torch.cummin({a}, {e})[0]
-    torch.sort({a}, {e}, stable=True)[0]; torch.msort({a}); torch.argsort({a}, {e}, stable=True)
+    torch.sort({a}, dim={e}, stable=True)[0]; torch.msort({a}); torch.argsort({a}, dim={e}, stable=True)
     torch.topk({a}, {n} // 2, {e})[0]; torch.kthvalue({a}, 1, {e})[0]
 """)
 INTEGERS = table("""
