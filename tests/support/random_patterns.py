@@ -228,7 +228,7 @@ def heads(m: Maker) -> None:
         m.add(parts, exact=True, count=3)
     q, key, v = [*m.values][-3:]
     scores = then(m, m.pick((f"{q} @ {key}.mT * 0.3", f"torch.einsum('bhqd,bhkd->bhqk', {q}, {key})")))
-    if m.chance(0.6):
+    if not m.nonfinite and m.chance(0.6):  # PyTorch spreads NaN from keys that the mask hides
         mask = f"torch.ones({s}, {s}, dtype=b).tril()"
         masked = (f"{scores}.masked_fill(~{mask}, float('-inf'))", f"torch.where({mask}, {scores}, -1e4)")
         scores = then(m, f"torch.softmax({m.pick(masked)}, -1)")
