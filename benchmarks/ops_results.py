@@ -27,6 +27,13 @@ class Guarantee(NamedTuple):
 
 
 SLOWER = [
+    *(
+        Guarantee(
+            "cpu", ("index_add*", "scatter_add*", "scatter*reduce*", "*index_put*"), dtype,
+            "sums of 16-bit numbers are added up in float32 and rounded once, not after each addition",
+        )
+        for dtype in ("bfloat16", "float16")
+    ),
     Guarantee(
         "cuda", ("index_add*", "scatter_add*", "scatter*reduce*", "*index_put*"), "",
         "a sum does not depend on the order of its additions, unlike one of atomic additions of floats",

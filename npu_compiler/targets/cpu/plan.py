@@ -15,6 +15,7 @@ from .devices import CPUCosts
 
 LANES = 16  # of the widest instruction set; costs and scratch sizes assume it
 MAX_CHUNKS = 128
+SERIAL_CHUNKS = 4  # of columns, each of which all rows are visited for: narrow columns have no neighbours in memory
 LIGHT = 24  # the most scalar operations of a body that is unrolled
 # Float additions into one partial sum before it is flushed: fewer if all lanes are added up at the end of the row.
 SEQUENTIAL_ALONG, SEQUENTIAL_ACROSS = 8, 16
@@ -314,7 +315,8 @@ def _split_work(plan: Plan, costs: CPUCosts) -> None:
         rows = [d for d in rows if d in nest.parallel]
         if not rows and plan.lane is None:
             return
-    wanted = _shared_evenly(min(MAX_CHUNKS, int(estimate_ns(plan, costs) / costs.chunk)))
+    most = SERIAL_CHUNKS if nest.serial else MAX_CHUNKS
+    wanted = _shared_evenly(min(most, int(estimate_ns(plan, costs) / costs.chunk)))
     count = nest.points(rows) * plan.tile_blocks
     if wanted > 1 and plan.across_rows and plan.lane is not None and count < 2 * wanted:
         size = nest.size[plan.lane]
