@@ -101,13 +101,13 @@ def writable(value: Value, window: Operand, vectors: bool = False) -> bool:
     return flexible or not value.rank or value.shape[-1] == 1 or window.strides[-1] == 1
 
 
-def wanted_order(value: Value, users: list[Node]) -> tuple[int, ...]:
+def wanted_order(value: Value, users: list[Node], vectors: bool) -> tuple[int, ...]:
     """Return the dim order of a value in memory. If all readers read it through one permute, that order is used, so
-    that the permute costs nothing."""
+    that the permute costs nothing; but micro-kernels keep the last dim, and with ``vectors`` their epilogues do, too."""
     perms = {u.attrs["perm"] for u in users if u.op == "permute"}
     if len(perms) == 1 and all(u.op == "permute" for u in users):
         perm: tuple[int, ...] = perms.pop()
-        if value.op in LOOPS or perm[-1] == value.rank - 1:
+        if (value.op in LOOPS and not vectors) or perm[-1] == value.rank - 1:
             return perm
     return tuple(range(value.rank))
 

@@ -91,7 +91,7 @@ class Operands:
     def _allocate(self, value: Value, made: dict[str, Buffer], label: str, vectors: bool = False) -> Operand:
         """Return memory for a kernel's result: an output, a part of a concatenation, or a block of the arena.
         ``vectors``: see :func:`writable`."""
-        self.place[value] = self._destination(value, made, label, vectors) or self._block(value, label)
+        self.place[value] = self._destination(value, made, label, vectors) or self._block(value, label, vectors)
         return self.place[value]
 
     def _destination(self, value: Value, made: dict[str, Buffer], label: str, vectors: bool) -> Operand | None:
@@ -111,8 +111,8 @@ class Operands:
         made[want.output] = buffer
         return window
 
-    def _block(self, value: Value, label: str) -> Operand:
-        perm = wanted_order(value, self.users.get(value, []))
+    def _block(self, value: Value, label: str, vectors: bool) -> Operand:
+        perm = wanted_order(value, self.users.get(value, []), vectors)
         shape = tuple(value.shape[p] for p in perm)
         buffer = self._buffer("arena", value.dtype, shape, label)
         strides = [0] * value.rank

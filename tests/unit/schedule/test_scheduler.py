@@ -240,6 +240,18 @@ def test_an_output_that_is_permuted_and_reshaped_is_copied_once() -> None:
     assert kinds(kernels) == ["copy"] * 3
 
 
+def test_epilogues_store_rows_and_a_copy_transposes_them() -> None:
+    """An epilogue that stored columns would write its vectors element by element; the copy transposes in registers."""
+
+    def build(g: Graph) -> None:
+        a, w = g.input("a", (40, 6), "float32"), g.weight("w", (6, 36), "float32")
+        g.outputs = [("y", (a.matmul(w) + 1.0).cast("float16").permute(1, 0))]
+
+    _, kernels = scheduled(build)
+    assert kinds(kernels) == ["gemm", "copy"]
+    assert kernels[0].outputs[0].strides == (36, 1)
+
+
 def test_rows_that_repeat_are_no_strides_of_a_product() -> None:
     def build(g: Graph) -> None:
         a, w = g.input("a", (1, 6), "float32"), g.weight("w", (6, 5), "float32")
