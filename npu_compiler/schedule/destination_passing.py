@@ -103,7 +103,7 @@ def writable(value: Value, window: Operand, vectors: bool = False) -> bool:
 
 def wanted_order(value: Value, users: list[Node], vectors: bool) -> tuple[int, ...]:
     """Return the dim order of a value in memory. If all readers read it through one permute, that order is used, so
-    that the permute costs nothing; but micro-kernels keep the last dim, and with ``vectors`` their epilogues do, too."""
+    that the permute costs nothing. Micro-kernels keep the last dim, and so do epilogues with ``vectors``."""
     perms = {u.attrs["perm"] for u in users if u.op == "permute"}
     if len(perms) == 1 and all(u.op == "permute" for u in users):
         perm: tuple[int, ...] = perms.pop()
