@@ -111,3 +111,21 @@ def test_a_dark_half(dtype: str) -> None:
     dark = np.s_[..., SIZE // 2 + 2 : -1]
     error, allowed = (np.sqrt(np.mean((y - exact)[dark] ** 2)) for y in (run(executor, x), eager))
     assert error <= 1.1 * allowed
+
+
+@pytest.mark.parametrize("name", ["var_mean", "std_mean"])
+def test_the_mean_beside_a_spread_is_that_of_mean(name: str) -> None:
+    """In PyTorch, it depends on the place of an infinity: NaN unless that is the last element."""
+
+    class Spread(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            spread, mean = getattr(torch, name)(x, 1)
+            return spread, mean
+
+    x = torch.tensor(
+        [[1.0, 2, 6], [torch.inf, 1, 2], [1, -torch.inf, 2], [1, torch.nan, 2], [torch.inf, 1, -torch.inf]]
+    )
+    built = Executor(compile(capture(Spread(), (x,)), "cpu"), {})
+    spread, mean = built.run([x.numpy()]).values()
+    np.testing.assert_array_equal(mean, x.mean(1).numpy())
+    np.testing.assert_array_equal(np.isnan(spread), [False, True, True, True, True])
