@@ -209,8 +209,8 @@ def merge_loops(graph: Graph, claimed: dict[Node, list[Node]], enabled: bool = T
     """Return groups in launch order.
 
     Loop nodes over one domain merge if the consumer reads the producer point by point (or row by row) and no path
-    leaves the merged group and enters it again. Reductions of the same rows also merge if both read one value, which
-    would otherwise be read twice.
+    leaves the merged group and enters it again. Reductions of the same rows also merge if both read the same
+    elements, which would otherwise be read twice.
     """
     static = static_values(graph)
     group_of: dict[Node, Group] = {}

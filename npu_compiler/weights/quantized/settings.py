@@ -24,7 +24,7 @@ def one_of(config: dict[str, Field], key: str, known: tuple[Any, ...], default: 
 
 
 def group_size(config: dict[str, Field]) -> int:
-    """Return the columns that share a scale; -1: all. Raises ``ConfigError`` if it is another number."""
+    """Return the columns that share a scale; -1: all. Raises ``ConfigError`` for other values."""
     field = config.get("group_size")
     if field is None:
         return 128
