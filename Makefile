@@ -96,4 +96,6 @@ $(BENCH)/%.stamp: pyproject.toml constraints.txt | $(BENCH)/bin/python
 .venv-export/stamp: benchmarks/export.txt | .venv-export/bin/python
 	@echo "installing $< into $(@D)"
 	$(@D)/bin/python $(PIP) install -r $<
+	@# optimum-intel requires torchvision, whose build may not fit that of torch; exporting language models works without
+	$(@D)/bin/python $(PIP) uninstall -y torchvision
 	@touch $@

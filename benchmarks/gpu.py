@@ -1,6 +1,6 @@
 """npusim beside PyTorch (eager, CUDA graph, torch.compile) on one NVIDIA GPU, in turns within one run, on random data.
 
-    python benchmarks/gpu.py compile                 compile the missing programs (needs no GPU)
+    python benchmarks/gpu.py compile [PART …]        compile the missing programs (needs no GPU)
     python benchmarks/gpu.py bandwidth decode-128 decode-32000 prefill-128 resnet50-1 cold-start …
     python benchmarks/gpu.py all                     everything; each part is merged into benchmarks/results/h200.json
     python benchmarks/gpu.py table                   put the table into README.md and docs/performance.md
@@ -368,8 +368,10 @@ def main() -> None:
     parser.add_argument("--since", type=float, default=0.0, help=argparse.SUPPRESS)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.parts[0] not in ("all", "compile", "table", "cold-child"):
-        unknown = [part for part in args.parts if part not in PARTS]
+    only_compile = args.parts[0] == "compile"
+    parts = args.parts[only_compile:]
+    if parts not in (["all"], ["table"], ["cold-child"]):
+        unknown = [part for part in parts if part not in PARTS]
         if unknown:
             parser.error(f"no part is called {' or '.join(unknown)}; the parts are {', '.join(PARTS)}")
     if args.parts == ["table"]:
@@ -382,9 +384,9 @@ def main() -> None:
     else:
         from gpu_models import compile_missing
 
-        parts = list(PARTS) if args.parts in (["all"], ["compile"]) else args.parts
+        parts = list(PARTS) if parts in (["all"], []) else parts
         compile_missing(args.work, parts)
-        if args.parts != ["compile"]:
+        if not only_compile:
             measure_all(parts, args)
 
 
