@@ -218,9 +218,11 @@ def _follows_no_stride(x: Expr, dim: int) -> bool:
 def _access_cost(x: Expr, dim: int) -> float:
     if _follows_no_stride(x, dim):
         return LANES
+    stride = affine.affine(x.args[0]).coefficient(dim)
+    if stride == 2 and x.value.operand >= 0:  # neighbours are loaded, and a permutation takes every second one
+        return 4.0
     size = dtypes.DTYPES[x.dtype].size
-    stride = abs(affine.affine(x.args[0]).coefficient(dim)) * size
-    return 0.2 if stride == 0 else 1 if stride == size else _strided_cost(stride)
+    return 0.2 if stride == 0 else 1 if abs(stride) == 1 else _strided_cost(abs(stride) * size)
 
 
 def _strided_cost(nbytes: int) -> float:
@@ -244,10 +246,9 @@ def _choose_tile(nest: Nest) -> tuple[int, int, list[Expr]] | None:
         form, access = affine.affine(x.args[0]), x.value
         if access.operand < 0 or access.guarded or access.checks or form.opaque() or form.coefficient(lane) in (0, 1):
             continue
-        if dtypes.DTYPES[x.dtype].size <= 4:
-            for d in nest.order:
-                if d != lane and form.coefficient(d) == 1 and nest.size[d] >= TILE_MIN:
-                    groups.setdefault(d, []).append(x)
+        for d in nest.order:
+            if d != lane and form.coefficient(d) == 1 and nest.size[d] >= TILE_MIN:
+                groups.setdefault(d, []).append(x)
     if not groups:
         return None
     tile = max(groups, key=lambda d: len(groups[d]))

@@ -51,3 +51,25 @@ def test_elements_at_places_and_none_outside(march: str) -> None:
                 assert compiled.run(number, got, 1) == 0
                 results = view(kernel.outputs[0], got), view(kernel.outputs[0], want)
                 np.testing.assert_array_equal(*results, err_msg=f"{DTYPES[number]}, {name}")
+
+
+@pytest.mark.parametrize("march", ["native", "haswell"])
+def test_every_second_element_and_none_outside(march: str) -> None:
+    """The last element of each row is the last that is read: nothing behind it may be touched."""
+    row, point = index(0), index(1)
+    types = (*DTYPES, "int8", "int16")
+    shape = (3, 38)
+    kernels = [
+        loops([operand((3, 75), t)], [operand(shape, t)], shape, (), store(load(0, t, (row, point * 2)), row, point))
+        for t in types
+    ]
+    compiled = compile_kernels(kernels, 4, march)
+    for number, kernel in enumerate(kernels):
+        buffers = arrays(kernel)
+        want = {b: a.copy() for b, a in buffers.items()}
+        execute(kernel, want)
+        for at_end in (True, False):
+            got = {b: fenced(a, at_end) for b, a in buffers.items()}
+            assert compiled.run(number, got, 1) == 0
+            results = view(kernel.outputs[0], got), view(kernel.outputs[0], want)
+            np.testing.assert_array_equal(*results, err_msg=types[number])

@@ -495,8 +495,9 @@ def test_loops_over_rows_follow_the_results() -> None:
 def test_guarded_strides_read_nothing_outside() -> None:
     """Lanes 1, 2 and 5 elements apart whose first and last positions are outside the operand."""
     kernels = []
-    for dtype, step, n in (("float32", 1, 60), ("float32", 2, 60), ("float32", 5, 151), ("float64", 2, 60),
-                           ("bfloat16", 1, 60), ("uint8", 2, 60)):  # fmt: skip
+    every = "float32 float64 float16 bfloat16 int64 int8 uint8 bool".split()
+    pairs = [(dtype, 2, 60) for dtype in every]
+    for dtype, step, n in (*pairs, ("float32", 1, 60), ("float32", 5, 151), ("bfloat16", 1, 60)):
         at = j * step - 2
         e = where((at >= 0) & (at < n) & (load(1, "int64", (j,)) > 0), load(0, dtype, (i, at)), const(3, dtype))
         inputs, outputs = [operand((2, n), dtype), operand((33,), "int64")], [operand((2, 33), dtype)]

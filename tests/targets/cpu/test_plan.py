@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from npu_compiler.graph.expr import const, fn, index, load, stage
 from npu_compiler.schedule.kernel import Loops
@@ -49,5 +50,29 @@ def test_what_is_done_once_a_row_does_not_decide_the_lanes() -> None:
     kernel = windows()
     made = plan(kernel)
     assert made.lane in made.nest.reduced and not made.across_rows
+    got, want, _ = run(kernel)
+    np.testing.assert_array_equal(got[0], want[0])
+
+
+@pytest.mark.parametrize("dtype", ["bool", "bfloat16", "float32", "int64", "float64"])
+def test_transpositions_of_all_sizes_of_elements_are_tiled(dtype: str) -> None:
+    """Neither dim is a multiple of a vector; the other side of a tile is contiguous in the source."""
+    x = load(0, dtype, (k, i, j))
+    kernel = loops([operand((37, 3, 43), dtype)], [operand((3, 43, 37), dtype)], (3, 43, 37), (), store(x, i, j, k))
+    made = plan(kernel)
+    assert (made.lane, made.tile) == (2, 1) and made.tiled
+    got, want, _ = run(kernel)
+    np.testing.assert_array_equal(got[0], want[0])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_lanes_take_every_second_element_rather_than_rows(dtype: str) -> None:
+    """Windows of 3 x 3 with stride 2: there are more rows than columns, but their elements are far apart."""
+    x = load(0, dtype, (i, j * 2 + m, k * 2 + index(4)))
+    kernel = loops(
+        [operand((3, 73, 37), dtype)], [operand((3, 36, 18), dtype)], (3, 36, 18, 3, 3), (3, 4),
+        fold("max", x), store(stage(0, dtype), i, j, k, per_row=True),
+    )  # fmt: skip
+    assert plan(kernel).lane == 2
     got, want, _ = run(kernel)
     np.testing.assert_array_equal(got[0], want[0])

@@ -235,11 +235,8 @@ template <class T, class L> NPU_INLINE vec<T> ld_masked(const T* p, long stride,
 #if NPU_AVX512
   const __mmask16 m = lane_mask(mask, (int)l);
   if (stride == 1) return ld_under(p, m);
-  if constexpr (sizeof(T) >= 4) {
-    if constexpr (sizeof(T) == 4)
-      if (stride == 2) return ld_every_second(p, m);
-    return gather_words(p, iota<vi64>() * stride, m);
-  }
+  if (stride == 2) return ld_every_second(p, m);
+  if constexpr (sizeof(T) >= 4) return gather_words(p, iota<vi64>() * stride, m);
 #endif
   mask &= active(l);
   if (!any(~mask)) return ld_strided(p, stride, l);
@@ -254,14 +251,27 @@ template <class T, class I, class L> NPU_INLINE void scatter(T* p, I offset, vec
 }
 
 // ---------------------------------------------------------------------------------------------- tiles
-// Loads a tile transposed: lane i of out[k] is p[i * stride + k], for k < n.
+// Loads a tile transposed: lane i of out[k] is p[i * stride + k], for k < n. Vectors of two registers are transposed in
+// four blocks, each of which fits in the registers.
 template <class T, class L> NPU_INLINE void ld_tile(vec<T> (&out)[VL], const T* p, long stride, L rows, int n) {
+  typedef typename vec_of<scalar<T>, is_wide<vec<T>> ? VL / 2 : VL>::type Part;
+  constexpr int side = sizeof(Part) / sizeof(scalar<T>);
+#pragma GCC unroll 2
+  for (int column = 0; column < VL; column += side) {
+#pragma GCC unroll 2
+    for (int row = 0; row < VL; row += side) {
+      Part block[side];
 #pragma GCC unroll 16
-  for (int i = 0; i < VL; i++) {
-    if (i >= (int)rows) out[i] = vec<T>{};
-    else out[i] = n == VL ? ld(p + i * stride, Full{}) : ld(p + i * stride, n);
+      for (int i = 0; i < side; i++) {
+        vec<T> v{};
+        if (row + i < (int)rows) v = n == VL ? ld(p + (row + i) * stride, Full{}) : ld(p + (row + i) * stride, n);
+        memcpy(&block[i], (const scalar<T>*)&v + column, sizeof(Part));
+      }
+      transpose_registers(block);
+#pragma GCC unroll 16
+      for (int k = 0; k < side; k++) memcpy((scalar<T>*)&out[column + k] + row, &block[k], sizeof(Part));
+    }
   }
-  transpose_registers(out);
 }
 
 // Index sequences, as in <utility>.
