@@ -18,6 +18,7 @@ from ...support import dtypes
 
 SCALAR_OF = {"vf": "float", "vd": "double", "vi32": "int", "vi64": "long", "mask": "bool"}
 CTYPE = {"mask": "vi32"}
+LANE_TYPE = {"vf": "float", "vd": "double", "vi64": "int64_t", "vi32": "int32_t", "mask": "int32_t"}
 
 
 class Value(NamedTuple):

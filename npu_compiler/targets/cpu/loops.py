@@ -14,15 +14,14 @@ from ...support import dtypes
 from ..codegen.nest import Access, Nest, Step, build_nest, use_counts
 from ..codegen.rounding import is_bfloat16, unrounded
 from ..codegen.row_passes import WORTH_SAVING, Pass
-from .blocks import CTYPE, Block, Value, uniform_kind, vector_kind
+from .blocks import CTYPE, LANE_TYPE, Block, Value, uniform_kind, vector_kind
 from .devices import MEASURED, CPUCosts
 from .plan import TILE_BLOCK, Plan, make_plan, segments
-from .reductions import OPS, accumulator, clip, is_long, reduction_loops
+from .reductions import OPS, accumulator, clip, is_long, reduction_loops, waiting_type
 from .render import Renderer
 from .small_kernels import emit_small, small_scratch_bytes
 
 ARGUMENTS = "void* const* bufs, char* arena, npu::Thread& th, int* counter"
-LANE_TYPE = {"vf": "float", "vd": "double", "vi64": "int64_t", "vi32": "int32_t", "mask": "int32_t"}
 
 
 def emit_loops(
@@ -96,6 +95,10 @@ class _Emitter:
         for n, dtype in self.row.saved.items():
             lane_type = LANE_TYPE[vector_kind(dtype)]
             root.items.append(f"{lane_type}* const s{n} = ({lane_type}*)(th.scratch + {self.plan.scratch[n]});")
+        if self.plan.rows_at_once:
+            for s in self.row.passes[0].reductions:
+                at = self.plan.scratch[s.number]
+                root.items.append(f"auto* const w{s.number} = ({waiting_type(self.plan, s)}*)(th.scratch + {at});")
         root.items.append("int bad = 0;")
         with self._rows(root) as block:
             self._row(block)
@@ -213,6 +216,15 @@ class _Emitter:
 
     # -- lanes across rows ----------------------------------------------------------------------------------------
     def _passes_across(self, block: Block, low: int, high: int, lane: int) -> None:
+        with ExitStack() as stack:
+            if self.plan.rows_at_once:
+                (d,) = self.plan.inner_reductions
+                header = f"for (long p{d} = 0; p{d} < {self.nest.size[d]}; p{d} += {self.plan.rows_at_once}) {{"
+                block = stack.enter_context(block.child(header))
+            self._tile(block, low, high, lane)
+
+    def _tile(self, block: Block, low: int, high: int, lane: int) -> None:
+        """Emit the passes over rows of one to four vectors."""
         with self._lanes(block, "tiles", self.plan.unroll[0], low, high, "long b, auto L, auto W") as tile:
             tile.binds = frozenset()  # the vectors of the tile define the lane dim
             for p in self.row.passes:
@@ -223,9 +235,13 @@ class _Emitter:
                     if self._in_memory(s, values[s.number]):
                         kind = f"StoredReduction<{OPS[s.reduce]}, {self._ctype(values[s.number])}, W, decltype(L)>"
                     tile.items.append(f"{kind} f{s.number};")
+                if self.plan.rows_at_once:
+                    tile.items += self._waiting(p, "load", "p{d} > 0")
                 loops = reduction_loops(self.plan, self.render, tile, p, clips, 1)
                 with loops as inner, self._vectors(inner, lane) as body:
                     self._pass_body(body, p, values)
+                if self.plan.rows_at_once:
+                    tile.items += self._waiting(p, "save", "p{d} + {n} < {size}", " return;")
                 for s in p.reductions:
                     e, kind = _result(s)
                     text = f"(f{s.number}.get(u) != 0)" if kind == "mask" else f"f{s.number}.get(u)"
@@ -233,6 +249,14 @@ class _Emitter:
             if self.row.stores:
                 with self._vectors(tile, lane) as body:
                     self._stores(body, self.row.stores)
+
+    def _waiting(self, p: Pass, method: str, condition: str, then: str = "") -> list[str]:
+        """Return lines that load or save the accumulators of a tile between two blocks of rows."""
+        (d,) = self.plan.inner_reductions
+        at = "b - lo" if self.plan.lane_blocks > 1 else "b"
+        test = condition.format(d=d, n=self.plan.rows_at_once, size=self.nest.size[d])
+        calls = " ".join(f"f{s.number}.{method}(w{s.number} + {at}, L);" for s in p.reductions)
+        return [f"if ({test}) {{ {calls}{then} }}"]
 
     def _hoist_row_values(self, tile: Block, lane: int, p: Pass) -> None:
         """Emit what depends on the row's reductions only, such as the logarithm of a sum, before the loop of a pass."""
@@ -355,6 +379,8 @@ class _Emitter:
     def _in_memory(self, s: Step, e: Expr) -> bool:
         """Whether a reduction takes 16-bit floats as they are in memory, next to each other: it needs no float32."""
         if s.reduce not in ("max", "min") or e.op != "load" or e.dtype not in ("bfloat16", "float16"):
+            return False
+        if self.plan.rows_at_once:  # accumulators of that kind stay in registers
             return False
         access, form = e.value, affine.affine(e.args[0])
         if self.plan.lane is None or access.checks or form.opaque():

@@ -25,6 +25,9 @@ MAX_SEGMENTS = 6  # into which the lane dim is divided
 HOISTED = 12  # scalar operations for which a row dim becomes a loop inside the lane loop
 PIECEWISE = frozenset("where abs minimum maximum floordiv remainder".split())
 TILE_BLOCK = 64  # positions of the tile dim per thread: a multiple of every vector length
+ROWS_AT_ONCE = 8  # reduced rows of a large operand that are read together: each is a stream for the prefetchers
+NEIGHBOURS = 1024  # the fewest bytes of a row for which that is faster than all rows for each vector
+LARGE = 1 << 20  # bytes that the L2 cache of a core does not hold
 # Functions that are computed lane by lane, of float64 and of integers.
 BY_LANE_DOUBLE = frozenset("asinh acosh erfc".split())
 BY_LANE_INTEGER = frozenset("idiv fmod remainder floordiv pow".split())
@@ -43,11 +46,14 @@ class Plan:
     across_rows: bool
     row: Row
     unroll: list[int] = field(default_factory=list)  # vectors per iteration, for each pass
-    scratch: dict[int, int] = field(default_factory=dict)  # byte offset of each saved stage
+    scratch: dict[int, int] = field(default_factory=dict)  # byte offset of each saved stage, or of its accumulators
     scratch_bytes: int = 0
     # A dim that forms square tiles with the lane dim: the ``tiled`` loads are contiguous along it.
     tile: int | None = None
     tiled: list[Expr] = field(default_factory=list)
+    # Reduced rows that all lanes of a block pass before the next ones, while accumulators are in scratch memory. 0: the
+    # accumulators of a vector stay in registers until it has passed all rows.
+    rows_at_once: int = 0
     inner: int | None = None  # a row dim whose loop is inside the lane loop, because much does not depend on it
     interleaved: int | None = None  # a short dim, innermost in memory, whose stores are interleaved in registers
     prefix: list[int] = field(default_factory=list)  # row dims that are flattened and divided among the threads
@@ -110,7 +116,10 @@ def make_plan(nest: Nest, costs: CPUCosts) -> Plan:
     if across_rows and plan.scratch_bytes > SCRATCH_LIMIT:
         plan.unroll = [1] * len(row.passes)
         _place_scratch(plan)
-    _split_work(plan, costs)
+    far = _far_element(plan)
+    _split_work(plan, costs, far)
+    if far:
+        _place_accumulators(plan, far)
     return plan
 
 
@@ -275,6 +284,38 @@ def _place_scratch(plan: Plan) -> None:
     plan.scratch_bytes = at
 
 
+def _far_element(plan: Plan) -> int:
+    """Return the bytes of an element of rows that are reduced, if they take more memory than L2 holds and lanes are
+    neighbours in them: visiting all rows for each vector would read a few lines of every page. 0: there are none."""
+    nest, lane, passes = plan.nest, plan.lane, plan.row.passes
+    if not plan.across_rows or lane is None or len(passes) != 1 or len(nest.reduction_dims) != 1:
+        return 0
+    (d,) = nest.reduction_dims
+    plain = all(s.reduce not in ("argmax", "argmin") for s in passes[0].reductions)
+    if not plain or passes[0].saves or passes[0].stores or nest.size[d] <= SEQUENTIAL_ACROSS:
+        return 0
+    for x, _ in accesses(nest):
+        form, size = affine.affine(x.args[0]), dtypes.DTYPES[x.dtype].size
+        near = form.coefficient(lane) == 1 and form.coefficient(d) != 0 and not form.opaque() and not x.value.checks
+        if near and size * nest.points([e for e in nest.order if form.coefficient(e)]) > LARGE:
+            return size
+    return 0
+
+
+def _place_accumulators(plan: Plan, element: int) -> None:
+    """Let a few rows at once pass all lanes of a block, if these have many bytes and scratch memory holds their
+    accumulators. ``element``: the bytes of one."""
+    assert plan.lane is not None
+    lanes = plan.block_size if plan.lane_blocks > 1 else plan.nest.size[plan.lane]
+    reductions = plan.row.passes[0].reductions
+    size = -(-lanes // LANES) * LANES * 8
+    if lanes * element >= NEIGHBOURS and size * len(reductions) <= SCRATCH_LIMIT:
+        plan.rows_at_once = ROWS_AT_ONCE
+        plan.unroll = [min(2, plan.unroll[0])]
+        plan.scratch = {s.number: n * size for n, s in enumerate(reductions)}
+        plan.scratch_bytes = size * len(reductions)
+
+
 # -- threads ------------------------------------------------------------------------------------------------------
 def estimate_ns(plan: Plan, costs: CPUCosts) -> float:
     """Estimate the time of the whole nest on one thread, in nanoseconds."""
@@ -309,7 +350,8 @@ def _shared_evenly(chunks: int) -> int:
     return -(-chunks // 16) * 16 if chunks > 16 else 1 << max(0, chunks - 1).bit_length()
 
 
-def _split_work(plan: Plan, costs: CPUCosts) -> None:
+def _split_work(plan: Plan, costs: CPUCosts, far: int) -> None:
+    """Divide the nest into units and chunks. ``far``: the bytes of an element in rows that are far apart, or 0."""
     nest = plan.nest
     rows = [d for d in nest.rows if d not in (plan.lane, plan.tile, plan.interleaved, plan.inner)]
     if nest.serial:  # the other dims are inner loops, in order
@@ -322,6 +364,8 @@ def _split_work(plan: Plan, costs: CPUCosts) -> None:
     if wanted > 1 and plan.across_rows and plan.lane is not None and count < 2 * wanted:
         size = nest.size[plan.lane]
         block = -(-size // -(-2 * wanted // count))
+        if far:
+            block = max(block, min(PAGE // far, -(-size // SERIAL_CHUNKS)))
         plan.block_size = min(size, -(-block // (4 * LANES)) * 4 * LANES)
         plan.lane_blocks = -(-size // plan.block_size)
     target = count if plan.lane_blocks > 1 else min(count, 8 * wanted if wanted > 1 else 1)

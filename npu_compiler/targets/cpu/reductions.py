@@ -11,7 +11,7 @@ from ...graph.expr import Expr, const
 from ...support import dtypes
 from ..codegen.nest import Step, identity_element
 from ..codegen.row_passes import Pass
-from .blocks import Block, vector_kind
+from .blocks import LANE_TYPE, Block, vector_kind
 from .plan import Plan
 from .render import Renderer
 
@@ -37,6 +37,11 @@ def accumulator(plan: Plan, s: Step, count: str, along: bool = False) -> str:
     return f"Reduction<{OPS[s.reduce]}, {kind}, {count}>"
 
 
+def waiting_type(plan: Plan, s: Step) -> str:
+    """Return the C++ type of the numbers that an accumulator keeps in memory from one block of rows to the next."""
+    return "double" if is_long(plan, s, 1) else LANE_TYPE[vector_kind(s.value.dtype)]
+
+
 @contextmanager
 def reduction_loops(plan: Plan, render: Renderer, block: Block, p: Pass, clips: Clips, steps: int) -> Iterator[Block]:
     """Emit scalar loops over the reduced dims except the lane dim, and yield the innermost block.
@@ -47,11 +52,16 @@ def reduction_loops(plan: Plan, render: Renderer, block: Block, p: Pass, clips: 
     size = plan.nest.size
     count = 1 if plan.across_rows else plan.unroll[plan.row.passes.index(p)]
     carry = [f"f{s.number}.carry();" for s in p.reductions if is_long(plan, s, count)]
-    cut, length = _cut(plan, steps) if carry else (None, 0)
+    cut, length = _cut(plan, steps) if carry and not plan.rows_at_once else (None, 0)
     with ExitStack() as stack:
         for d in plan.inner_reductions:
             low, high = _bounds(size[d], clips.get(d, []), render, block)
-            if d == cut:
+            if plan.rows_at_once:  # the loop over all lanes is in a loop over blocks of rows
+                stack.callback(block.items.extend, carry)
+                low = f"scalar_max<long>({low}, p{d})" if d in clips else f"p{d}"
+                end = f"p{d} + {plan.rows_at_once}"
+                high = f"scalar_min<long>({high}, {end})" if d in clips or size[d] % plan.rows_at_once else end
+            elif d == cut:
                 header = f"for (long p{d} = {low}; p{d} < {high}; p{d} += {length}) {{"
                 block = stack.enter_context(block.child(header))
                 stack.callback(block.items.extend, carry)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from npu_compiler.graph.expr import const, fn, index, load, stage
+from npu_compiler.graph.expr import const, fn, index, load, stage, where
 from npu_compiler.schedule.kernel import Loops
 from npu_compiler.targets.codegen.nest import build_nest
 from npu_compiler.targets.cpu.devices import MEASURED
@@ -76,3 +76,33 @@ def test_lanes_take_every_second_element_rather_than_rows(dtype: str) -> None:
     assert plan(kernel).lane == 2
     got, want, _ = run(kernel)
     np.testing.assert_array_equal(got[0], want[0])
+
+
+def columns(rows: int, size: int, dtype: str) -> Loops:
+    """The sum of the products of a vector with each column, the largest such product and the product of all signs."""
+    wide = "float64" if dtype == "float64" else "float32"
+    x = load(1, dtype, (i, j, k)).cast(wide) * load(0, dtype, (j,)).cast(wide)
+    signs = where(load(1, dtype, (i, j, k)) < 0, const(-1, "int64"), const(1, "int64"))
+    kinds = {"sum": x, "max": x, "prod": signs}
+    results = [store(stage(n, e.dtype), i, k, output=n, per_row=True) for n, e in enumerate(kinds.values())]
+    inputs = [operand((rows,), dtype), operand((2, rows, size), dtype)]
+    outputs = [operand((2, size), wide), operand((2, size), wide), operand((2, size), "int64")]
+    return loops(inputs, outputs, (2, rows, size), (1,), *(fold(*each) for each in kinds.items()), *results)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("rows", [296, 299])
+def test_a_few_rows_of_a_large_matrix_pass_all_lanes(dtype: str, rows: int) -> None:
+    kernel = columns(rows, 2111, dtype)
+    made = plan(kernel)
+    assert made.across_rows and made.rows_at_once == 8 and made.scratch_bytes >= 3 * 8 * made.block_size
+    got, want, status = run(kernel)
+    assert status == 0
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_columns_in_the_cache_and_narrow_ones_stay_in_registers() -> None:
+    """A thread would read less than 1 KB of each row."""
+    assert not plan(columns(20, 1111, "float32")).rows_at_once
+    assert not plan(columns(40000, 70, "float32")).rows_at_once

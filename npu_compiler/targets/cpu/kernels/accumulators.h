@@ -88,6 +88,12 @@ template <class Op, class V, int U> struct Reduction {
     }
   }
   NPU_BODY V get(int u) const { return part[u].get(); }
+  template <class L> NPU_BODY void load(const lane_t<V>* from, L l) {
+    for (int u = 0; u < U; u++) part[u].set(ld(from + u * VL, l));
+  }
+  template <class L> NPU_BODY void save(lane_t<V>* to, L l) const {
+    for (int u = 0; u < U; u++) st(to + u * VL, part[u].get(), l);
+  }
 };
 
 // The largest or smallest elements of 16-bit floats T in memory, in U neighbouring vectors whose lanes L are active. add()
@@ -151,6 +157,13 @@ template <class V, int U, bool ALONG> struct LongSum {
   }
   NPU_BODY lane_t<V> all() const { return (lane_t<V>)hsum(total[0].get() + cvt<W>(together())); }
   NPU_BODY V get(int u) const { return cvt<V>(total[u].get() + cvt<W>(part[u].get())); }
+  // Between two blocks of rows, after carry().
+  template <class L> NPU_BODY void load(const lane_t<W>* from, L l) {
+    for (int u = 0; u < U; u++) total[u].set(ld(from + u * VL, l));
+  }
+  template <class L> NPU_BODY void save(lane_t<W>* to, L l) const {
+    for (int u = 0; u < U; u++) st(to + u * VL, total[u].get(), l);
+  }
 };
 
 // The largest (Op Max) or smallest value and its position. NaN wins; of equal values, the first.
