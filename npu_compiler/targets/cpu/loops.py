@@ -299,24 +299,32 @@ class _Emitter:
         corner = max(self.nest.size) + 1  # a new dim: the first position of a tile
         first, last = ("first", "last") if plan.tile_blocks > 1 else ("0", str(self.nest.size[tile]))
         header = f"for (long i{corner} = {first}; i{corner} < {last}; i{corner} += VL) {{"
-        with block.child(header, binds=frozenset((corner,))) as outer:
-            outer.items.append(f"const int n = (int)scalar_min<long>(VL, {last} - i{corner});")
-            with self._lanes(outer, "lanes", 1, low, high, f"long i{lane}, auto L, int") as body:
-                names = {}
-                for x in plan.tiled:
-                    at = render.place(expr.substitute(x, {tile: expr.index(corner)}), body)
-                    assert at is not None
-                    names[x] = render.name("x")
+        with ExitStack() as stack:
+
+            def along_lanes(outer: Block) -> Block:
+                return stack.enter_context(self._lanes(outer, "lanes", 1, low, high, f"long i{lane}, auto L, int"))
+
+            def along_tile(outer: Block) -> Block:
+                inner = stack.enter_context(outer.child(header, binds=frozenset((corner,))))
+                inner.items.append(f"const int n = (int)scalar_min<long>(VL, {last} - i{corner});")
+                return inner
+
+            body = along_tile(along_lanes(block)) if plan.tiles_along else along_lanes(along_tile(block))
+            names = {}
+            for x in plan.tiled:
+                at = render.place(expr.substitute(x, {tile: expr.index(corner)}), body)
+                assert at is not None
+                names[x] = render.name("x")
+                kind = vector_kind(x.dtype)
+                body.items.append(f"{CTYPE.get(kind, kind)} {names[x]}[VL];")
+                source = f"{render.inputs[x.value.operand]} + {at.offset}"
+                body.items.append(f"ld_tile({names[x]}, {source}, {at.stride}, L, n);")
+            with body.child("for (int k = 0; k < n; k++) {", binds=frozenset((tile,))) as inner:
+                inner.items.append(f"const long i{tile} = i{corner} + k;")
+                for x, name in names.items():
                     kind = vector_kind(x.dtype)
-                    body.items.append(f"{CTYPE.get(kind, kind)} {names[x]}[VL];")
-                    source = f"{render.inputs[x.value.operand]} + {at.offset}"
-                    body.items.append(f"ld_tile({names[x]}, {source}, {at.stride}, L, n);")
-                with body.child("for (int k = 0; k < n; k++) {", binds=frozenset((tile,))) as inner:
-                    inner.items.append(f"const long i{tile} = i{corner} + k;")
-                    for x, name in names.items():
-                        kind = vector_kind(x.dtype)
-                        inner.values[x] = Value(f"({name}[k] != 0)" if kind == "mask" else f"{name}[k]", kind)
-                    self._stores(inner, self.row.stores)
+                    inner.values[x] = Value(f"({name}[k] != 0)" if kind == "mask" else f"{name}[k]", kind)
+                self._stores(inner, self.row.stores)
 
     # -- lanes along the row --------------------------------------------------------------------------------------
     def _pass_along(self, block: Block, number: int, p: Pass) -> None:

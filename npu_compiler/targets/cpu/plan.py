@@ -20,10 +20,11 @@ LIGHT = 24  # the most scalar operations of a body that is unrolled
 # Float additions into one partial sum before it is flushed: fewer if all lanes are added up at the end of the row.
 SEQUENTIAL_ALONG, SEQUENTIAL_ACROSS = 8, 16
 TILE_MIN = 8  # shorter dims are not tiled
-PAGE = 4096  # bytes
+LINE, PAGE = 64, 4096  # bytes
 MAX_SEGMENTS = 6  # into which the lane dim is divided
 HOISTED = 12  # scalar operations for which a row dim becomes a loop inside the lane loop
 PIECEWISE = frozenset("where abs minimum maximum floordiv remainder".split())
+LONGER = 8  # how many times as long as the tile dim the lane dim must be for tiles to follow one another along it
 TILE_BLOCK = 64  # positions of the tile dim per thread: a multiple of every vector length
 ROWS_AT_ONCE = 8  # reduced rows of a large operand that are read together: each is a stream for the prefetchers
 NEIGHBOURS = 1024  # the fewest bytes of a row for which that is faster than all rows for each vector
@@ -51,6 +52,7 @@ class Plan:
     # A dim that forms square tiles with the lane dim: the ``tiled`` loads are contiguous along it.
     tile: int | None = None
     tiled: list[Expr] = field(default_factory=list)
+    tiles_along: bool = False  # whether the loop over tiles that is inside runs along the tile dim, not the lane dim
     # Reduced rows that all lanes of a block pass before the next ones, while accumulators are in scratch memory. 0: the
     # accumulators of a vector stay in registers until it has passed all rows.
     rows_at_once: int = 0
@@ -70,7 +72,7 @@ class Plan:
     @property
     def tile_blocks(self) -> int:
         """The number of blocks into which the tile dim is divided among threads."""
-        return 1 if self.tile is None else -(-self.nest.size[self.tile] // TILE_BLOCK)
+        return 1 if self.tile is None or self.tiles_along else -(-self.nest.size[self.tile] // TILE_BLOCK)
 
     @property
     def position_kind(self) -> str:
@@ -106,6 +108,7 @@ def make_plan(nest: Nest, costs: CPUCosts) -> Plan:
     plan = Plan(nest, lane, across_rows, row)
     if transposed is not None:
         _, plan.tile, plan.tiled = transposed
+        plan.tiles_along = _goes_along_tile(nest, lane, plan.tile)
     else:
         plan.interleaved = _choose_interleave(plan)
         plan.inner = _choose_inner(plan)
@@ -262,6 +265,13 @@ def _choose_tile(nest: Nest) -> tuple[int, int, list[Expr]] | None:
         return None
     tile = max(groups, key=lambda d: len(groups[d]))
     return lane, tile, groups[tile]
+
+
+def _goes_along_tile(nest: Nest, lane: int, tile: int) -> bool:
+    """Whether the loop over tiles that is inside follows the loads rather than the stores. A thread then reads long
+    rows, and writes whole cache lines that are far apart: two halves of a line would be written at different times."""
+    size = min(dtypes.DTYPES[op.dtype].size for op in nest.outputs)
+    return LANES * size >= LINE and nest.size[lane] < LONGER * nest.size[tile]
 
 
 # -- vectors and scratch ------------------------------------------------------------------------------------------

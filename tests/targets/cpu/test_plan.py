@@ -106,3 +106,21 @@ def test_columns_in_the_cache_and_narrow_ones_stay_in_registers() -> None:
     """A thread would read less than 1 KB of each row."""
     assert not plan(columns(20, 1111, "float32")).rows_at_once
     assert not plan(columns(40000, 70, "float32")).rows_at_once
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "along"),
+    [((700, 903), "float32", True), ((9003, 70), "float64", False), ((700, 903), "bfloat16", False)],
+)
+def test_tiles_follow_one_another_along_the_loads_if_stores_are_whole_lines(
+    shape: tuple[int, int], dtype: str, along: bool
+) -> None:
+    """They follow the stores if these are many times as long. Threads divide the other dim."""
+    rows, columns = shape
+    x = load(0, dtype, (j, i))
+    kernel = loops([operand(shape, dtype)], [operand((columns, rows), dtype)], (columns, rows), (), store(x, i, j))
+    made = plan(kernel)
+    assert (made.lane, made.tile, made.tiles_along) == (1, 0, along)
+    assert (made.tile_blocks == 1) == along and made.units > 1
+    got, want, _ = run(kernel)
+    np.testing.assert_array_equal(got[0], want[0])
