@@ -19,7 +19,8 @@ from .normalise import normalise
 def fold_iota(graph: Graph) -> None:
     """Replace loads of constants: uniform ones by numbers, integer ones that are affine in their indices by arithmetic.
 
-    A value that no longer depends on a dim is computed once along it and expanded.
+    A value that no longer depends on a dim is computed once along it and expanded. A uniform constant that is a result
+    is a number, expanded: filling memory takes half as long as copying.
     """
     changed = False
     new: dict[Value, Value] = {}
@@ -39,6 +40,22 @@ def fold_iota(graph: Graph) -> None:
     if changed or new:
         graph.replace(new)
         normalise(graph)
+    graph.outputs[:] = [(name, _filled(v) if v.op == "const" else v) for name, v in graph.outputs]
+
+
+def _filled(value: Value) -> Value:
+    """Return a uniform constant as a view of one number, and any other as it is."""
+    data, graph = value.node.attrs["data"], value.graph
+    if data.size < 2 or not _is_uniform(data):
+        return value
+    graph.sources = value.node.sources
+    out = graph.const(data.reshape(-1)[:1].reshape(())).expand(*value.shape)
+    graph.sources = ()
+    return out
+
+
+def _is_uniform(data: np.ndarray) -> bool:
+    return data.tobytes() == data.flat[0].tobytes() * data.size
 
 
 def _computed_once(graph: Graph, node: Node) -> Value | None:
@@ -82,7 +99,7 @@ def _number_or_position(data: np.ndarray, load: Expr) -> Expr | None:
         return None  # the index comes from data, and the load checks its range
     if data.size == 0 or dtypes.DTYPES[load.dtype].kind == "complex":
         return None
-    if data.tobytes() == data.flat[0].tobytes() * data.size:
+    if _is_uniform(data):
         return expr.const(data.flat[0].item(), load.dtype)
     if not dtypes.is_int(load.dtype):
         return None

@@ -195,7 +195,7 @@ class Renderer(Dependences):
                 return f"{op}_wrapping({self.text(e.args[0], kind, block)}, {self.text(e.args[1], kind, block)})"
             return f"({a} {SCALAR_OPS[op].infix} {b})"
         args = [self.text(a, kind, block) for a in e.args]
-        if kind == "vf" and op in CLAMPS and e.args[1].op == "const" and not math.isnan(e.args[1].value):
+        if kind in ("vf", "vd") and op in CLAMPS and e.args[1].op == "const" and not math.isnan(e.args[1].value):
             return f"{CLAMPS[op]}({', '.join(args)})"
         if op == "neg":
             return f"(-{args[0]})"

@@ -98,6 +98,16 @@ def test_uniform_constants_become_numbers_and_what_repeats_is_computed_once() ->
     assert node.out.shape == (2, 1, 1, 5)
 
 
+def test_a_uniform_result_is_filled_and_not_copied() -> None:
+    g = Graph("filled")
+    data = {"ones": np.ones((3, 5)), "nan": np.full(4, np.nan, np.float32), "one": np.ones(1), "none": np.ones((0, 3))}
+    data |= {"zeros": np.array([0.0, -0.0]), "mask": np.array([True, False])}
+    g.outputs = [(name, g.const(array)) for name, array in data.items()]
+    graph = kept(g, fold_iota.fold_iota)
+    assert {name for name, v in graph.outputs if v.op == "expand"} == {"ones", "nan"}
+    assert graph.outputs[0][1].node.inputs[0].numel == 1
+
+
 def test_other_tables_stay_tables() -> None:
     g = Graph("tables")
     x = g.input("x", (9,), "float32")

@@ -144,7 +144,12 @@ NPU_INLINE vi32 bf16_lanes(vf v) {
 template <class T> NPU_INLINE void st(T* p, vec<T> v, Full) {
   if constexpr (is_same<T, e4m3>::value) return st((uint8_t*)p, e4m3_codes(v), Full{});
   if constexpr (is_same<T, bool8>::value) v = as_bool(v != 0);
-  if constexpr (sizeof(T) == sizeof(scalar<T>)) {
+  if constexpr (is_wide<vec<T>>) {  // compilers would pass a vector that was loaded as a whole through the stack
+    half_t<vec<T>> half[2];
+    memcpy(half, &v, sizeof half);
+    store_bytes(p, half[0]);
+    store_bytes(p + VL / 2, half[1]);
+  } else if constexpr (sizeof(T) == sizeof(scalar<T>)) {
     store_bytes(p, v);
   } else {
 #if NPU_AVX512

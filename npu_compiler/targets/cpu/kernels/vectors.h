@@ -285,8 +285,14 @@ struct MinOp {
 };
 
 // min and max return NaN if either operand is NaN, like torch.minimum and torch.maximum.
-template <class V> NPU_INLINE V max(V a, V b) { return by_registers(MaxOp{}, a, b); }
-template <class V> NPU_INLINE V min(V a, V b) { return by_registers(MinOp{}, a, b); }
+template <class V> NPU_INLINE V max(V a, V b) {
+  if constexpr (is_wide<V>) return by_halves([](auto x, auto y) NPU_HALF { return max(x, y); }, a, b);
+  else return MaxOp{}(a, b);
+}
+template <class V> NPU_INLINE V min(V a, V b) {
+  if constexpr (is_wide<V>) return by_halves([](auto x, auto y) NPU_HALF { return min(x, y); }, a, b);
+  else return MinOp{}(a, b);
+}
 #if NPU_AVX512
 // vmaxps returns its second operand if either is NaN, so only a NaN in `a` needs correction.
 template <> inline __attribute__((always_inline)) vf max(vf a, vf b) {
@@ -296,6 +302,14 @@ template <> inline __attribute__((always_inline)) vf max(vf a, vf b) {
 template <> inline __attribute__((always_inline)) vf min(vf a, vf b) {
   __mmask16 nan = _mm512_cmp_ps_mask((__m512)a, (__m512)a, _CMP_UNORD_Q);
   return (vf)_mm512_mask_mov_ps(_mm512_min_ps((__m512)a, (__m512)b), nan, (__m512)a);
+}
+template <> inline __attribute__((always_inline)) half_vd max(half_vd a, half_vd b) {
+  __mmask8 nan = _mm512_cmp_pd_mask((__m512d)a, (__m512d)a, _CMP_UNORD_Q);
+  return (half_vd)_mm512_mask_mov_pd(_mm512_max_pd((__m512d)a, (__m512d)b), nan, (__m512d)a);
+}
+template <> inline __attribute__((always_inline)) half_vd min(half_vd a, half_vd b) {
+  __mmask8 nan = _mm512_cmp_pd_mask((__m512d)a, (__m512d)a, _CMP_UNORD_Q);
+  return (half_vd)_mm512_mask_mov_pd(_mm512_min_pd((__m512d)a, (__m512d)b), nan, (__m512d)a);
 }
 #elif NPU_AVX2
 template <> inline __attribute__((always_inline)) vf max(vf a, vf b) {
@@ -317,10 +331,12 @@ template <> inline __attribute__((always_inline)) vf min(vf a, vf b) {
 
 // max(x, bound) and min(x, bound) for a bound that is not NaN. NaN stays NaN; a zero keeps its sign beside a zero.
 template <class V> NPU_INLINE V at_least(V x, V bound) {
-  return by_registers([](auto x, auto bound) NPU_HALF { return x < bound ? bound : x; }, x, bound);
+  if constexpr (is_wide<V>) return by_halves([](auto x, auto bound) NPU_HALF { return at_least(x, bound); }, x, bound);
+  else return x < bound ? bound : x;
 }
 template <class V> NPU_INLINE V at_most(V x, V bound) {
-  return by_registers([](auto x, auto bound) NPU_HALF { return x > bound ? bound : x; }, x, bound);
+  if constexpr (is_wide<V>) return by_halves([](auto x, auto bound) NPU_HALF { return at_most(x, bound); }, x, bound);
+  else return x > bound ? bound : x;
 }
 #if NPU_AVX512
 template <> inline __attribute__((always_inline)) vf at_least(vf x, vf bound) {
@@ -328,6 +344,12 @@ template <> inline __attribute__((always_inline)) vf at_least(vf x, vf bound) {
 }
 template <> inline __attribute__((always_inline)) vf at_most(vf x, vf bound) {
   return (vf)_mm512_min_ps((__m512)bound, (__m512)x);
+}
+template <> inline __attribute__((always_inline)) half_vd at_least(half_vd x, half_vd bound) {
+  return (half_vd)_mm512_max_pd((__m512d)bound, (__m512d)x);
+}
+template <> inline __attribute__((always_inline)) half_vd at_most(half_vd x, half_vd bound) {
+  return (half_vd)_mm512_min_pd((__m512d)bound, (__m512d)x);
 }
 #elif NPU_AVX2
 template <> inline __attribute__((always_inline)) vf at_least(vf x, vf bound) {
