@@ -168,7 +168,8 @@ def compare(
 
 def measure(case: GrownCase, executor: Executor, names: list[str], summing: bool, m: Machine, rounds: int) -> Figure:
     """Measure one entry point beside eager, and check its results."""
-    arrays = {f"{case}.in{i}": np.array(to_numpy(t), order="C") for i, t in enumerate(case.encoded[0])}
+    copies = [t.clone(memory_format=torch.contiguous_format) for t in case.encoded[0]]  # aligned as models' tensors are
+    arrays = {f"{case}.in{i}": to_numpy(t) for i, t in enumerate(copies)}
     given = [m.backend.allocate_buffer(arrays[s.name]) for s in executor.inputs]
     results = [m.backend.allocate_empty(o.shape, dtypes.numpy_dtype(o.dtype)) for o in executor.outputs]
     bound = executor.bind(given, results)

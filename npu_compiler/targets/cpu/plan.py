@@ -21,6 +21,7 @@ LIGHT = 24  # the most scalar operations of a body that is unrolled
 SEQUENTIAL_ALONG, SEQUENTIAL_ACROSS = 8, 16
 TILE_MIN = 8  # shorter dims are not tiled
 LINE, PAGE = 64, 4096  # bytes
+NEAR_GATHER = 6.0  # the cost of a vector of elements that may be neighbours: a load, a permutation and a test
 MAX_SEGMENTS = 6  # into which the lane dim is divided
 HOISTED = 12  # scalar operations for which a row dim becomes a loop inside the lane loop
 PIECEWISE = frozenset("where abs minimum maximum floordiv remainder".split())
@@ -229,12 +230,23 @@ def _follows_no_stride(x: Expr, dim: int) -> bool:
 
 def _access_cost(x: Expr, dim: int) -> float:
     if _follows_no_stride(x, dim):
-        return LANES
+        return NEAR_GATHER if _may_be_near(x, dim) else LANES
     stride = affine.affine(x.args[0]).coefficient(dim)
     if stride == 2 and x.value.operand >= 0:  # neighbours are loaded, and a permutation takes every second one
         return 4.0
     size = dtypes.DTYPES[x.dtype].size
     return 0.2 if stride == 0 else 1 if abs(stride) == 1 else _strided_cost(abs(stride) * size)
+
+
+def _may_be_near(x: Expr, dim: int) -> bool:
+    """Whether positions that are not affine in an index may be those of neighbours, as in an image that is enlarged.
+    Doubles are not counted: they fill two registers, each with two permutations."""
+    if x.value.operand < 0 or dtypes.DTYPES[x.dtype].size > 4:
+        return False
+    form = affine.affine(x.args[0])
+    steps = [(t, form.terms[t]) for t in form.opaque()]
+    steps += [(t, step) for t, (_, step) in zip(x.args[1:], x.value.checks, strict=True)]
+    return all(abs(n) == 1 for t, n in steps if any(y.op == "index" and y.value == dim for y in expr.walk(t)))
 
 
 def _strided_cost(nbytes: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from npu_compiler.graph.expr import const, fn, index, load, stage, where
+from npu_compiler.graph.expr import Expr, const, fn, index, load, stage, where
 from npu_compiler.schedule.kernel import Loops
 from npu_compiler.targets.codegen.nest import build_nest
 from npu_compiler.targets.cpu.devices import MEASURED
@@ -124,3 +124,21 @@ def test_tiles_follow_one_another_along_the_loads_if_stores_are_whole_lines(
     assert (made.tile_blocks == 1) == along and made.units > 1
     got, want, _ = run(kernel)
     np.testing.assert_array_equal(got[0], want[0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_lanes_of_an_enlarged_image_are_neighbours(dtype: str) -> None:
+    """They lie along its rows, not along its many channels, although 20 columns fill two vectors."""
+
+    def corner(a: int, b: int) -> Expr:
+        row, column = load(1, "int32", (const(a, "int64"), j)), load(2, "int32", (const(b, "int64"), k))
+        return load(0, dtype, (i, row.cast("int64"), column.cast("int64"))).cast("float32")
+
+    mean = (corner(0, 0) + corner(0, 1) + corner(1, 0) + corner(1, 1)) * 0.25
+    inputs = [operand((96, 8, 10), dtype), operand((2, 16), "int32"), operand((2, 20), "int32")]
+    kernel = loops(inputs, [operand((96, 16, 20))], (96, 16, 20), (), store(mean, i, j, k))
+    assert plan(kernel).lane == 2
+    rows, columns = (np.minimum((np.arange(n) + [[0], [1]]) // 2, n // 2 - 1) for n in (16, 20))
+    got, want, status = run(kernel, x1=rows, x2=columns)
+    assert status == 0
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-5, atol=1e-6)

@@ -194,16 +194,12 @@ template <class T> NPU_INLINE bool gather_neighbours(const T* p, vi32 offset, in
     out = load_bytes<vec<T>>(found);
   } else if constexpr (sizeof(T) == 4) {
     out = (vec<T>)_mm512_maskz_permutexvar_epi32(lanes, from, _mm512_maskz_loadu_epi32(needed, first));
+  } else if constexpr (sizeof(T) == 2) {
+    const __m256i words = _mm256_maskz_loadu_epi16(needed, first);
+    out = widened<T>(_mm256_maskz_permutexvar_epi16(lanes, _mm512_cvtepi32_epi16(from), words));
   } else {
-    T found[VL];
-    if constexpr (sizeof(T) == 2) {
-      const __m256i words = _mm256_maskz_loadu_epi16(needed, first);
-      _mm256_storeu_si256((__m256i*)found, _mm256_permutexvar_epi16(_mm512_cvtepi32_epi16(from), words));
-    } else {
-      const __m128i bytes = _mm_maskz_loadu_epi8(needed, first);
-      _mm_storeu_si128((__m128i*)found, _mm_shuffle_epi8(bytes, _mm512_cvtepi32_epi8(from)));
-    }
-    out = ld(found, n);
+    const __m128i bytes = _mm_maskz_loadu_epi8(needed, first);
+    out = widened<T>(_mm_maskz_shuffle_epi8(lanes, bytes, _mm512_cvtepi32_epi8(from)));
   }
   return true;
 }

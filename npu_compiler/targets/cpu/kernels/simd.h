@@ -27,6 +27,20 @@ NPU_INLINE vi32 e4m3_codes(vf v) {
   return select(magnitude > 0x43e80000, vi32{} + 0x7f, code) | sign;
 }
 
+#if NPU_AVX512
+// Converts 16 stored elements of two bytes or of one.
+template <class T> NPU_INLINE vec<T> widened(__m256i x) {
+  if constexpr (is_same<T, f16>::value) return (vf)_mm512_cvtph_ps(x);
+  else if constexpr (is_same<T, bf16>::value) return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16);
+  else return (vi32)_mm512_cvtepi16_epi32(x);
+}
+template <class T> NPU_INLINE vec<T> widened(__m128i x) {
+  if constexpr (is_same<T, e4m3>::value) return e4m3_values((vi32)_mm512_cvtepu8_epi32(x));
+  else if constexpr (is_same<T, int8_t>::value) return (vi32)_mm512_cvtepi8_epi32(x);
+  else return (vi32)_mm512_cvtepu8_epi32(x);
+}
+#endif
+
 template <class T> NPU_INLINE vec<T> ld(const T* p, Full) {
   if constexpr (is_same<T, e4m3>::value) return e4m3_values(ld((const uint8_t*)p, Full{}));
   else
@@ -34,14 +48,8 @@ template <class T> NPU_INLINE vec<T> ld(const T* p, Full) {
     return load_bytes<vec<T>>(p);
   } else {
 #if NPU_AVX512
-    if constexpr (is_same<T, f16>::value) return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
-    else if constexpr (is_same<T, bf16>::value)
-      return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
-    else if constexpr (is_same<T, int16_t>::value)
-      return (vi32)_mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i*)p));
-    else if constexpr (is_same<T, int8_t>::value)
-      return (vi32)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
-    else return (vi32)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+    if constexpr (sizeof(T) == 2) return widened<T>(_mm256_loadu_si256((const __m256i*)p));
+    else return widened<T>(_mm_loadu_si128((const __m128i*)p));
 #elif NPU_AVX2
     if constexpr (is_same<T, f16>::value) return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
     else if constexpr (is_same<T, bf16>::value)
@@ -70,17 +78,10 @@ NPU_INLINE __mmask16 lane_mask(int n) { return (__mmask16)((1u << n) - 1); }
 #if NPU_AVX512
 // Loads the lanes of m. The other lanes are 0, and nothing is read for them.
 template <class T> NPU_INLINE vec<T> ld_under(const T* p, __mmask16 m) {
-  if constexpr (is_same<T, e4m3>::value) return e4m3_values(ld_under((const uint8_t*)p, m));
-  else if constexpr (is_same<T, float>::value) return (vf)_mm512_maskz_loadu_ps(m, p);
+  if constexpr (is_same<T, float>::value) return (vf)_mm512_maskz_loadu_ps(m, p);
   else if constexpr (is_same<T, int32_t>::value) return (vi32)_mm512_maskz_loadu_epi32(m, p);
-  else if constexpr (is_same<T, f16>::value) return (vf)_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(m, p));
-  else if constexpr (is_same<T, bf16>::value)
-    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(m, p)), 16);
-  else if constexpr (is_same<T, int16_t>::value)
-    return (vi32)_mm512_cvtepi16_epi32(_mm256_maskz_loadu_epi16(m, p));
-  else if constexpr (is_same<T, int8_t>::value)
-    return (vi32)_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(m, p));
-  else if constexpr (sizeof(T) == 1) return (vi32)_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(m, p));
+  else if constexpr (sizeof(T) == 2) return widened<T>(_mm256_maskz_loadu_epi16(m, p));
+  else if constexpr (sizeof(T) == 1) return widened<T>(_mm_maskz_loadu_epi8(m, p));
   else {
     const __m512i half[2] = {_mm512_maskz_loadu_epi64((__mmask8)m, p), _mm512_maskz_loadu_epi64(m >> 8, p + 8)};
     return load_bytes<vec<T>>(half);
@@ -106,17 +107,10 @@ template <class T> NPU_INLINE vec<T> ld_every_second(const T* p, __mmask16 m) {
     const __m512i high = _mm512_maskz_loadu_epi32(wanted >> 16, p + 16);
     const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
     return (vec<T>)_mm512_permutex2var_epi32(low, even, high);
-  } else if constexpr (sizeof(T) == 2) {  // the low halves of 32-bit lanes, beside zeros
-    const __m512i x = _mm512_maskz_loadu_epi16(wanted, p);
-    if constexpr (is_same<T, bf16>::value) return (vf)_mm512_slli_epi32(x, 16);
-    else if constexpr (is_same<T, f16>::value) return (vf)_mm512_cvtph_ps(_mm512_cvtepi32_epi16(x));
-    else return (vi32)_mm512_srai_epi32(_mm512_slli_epi32(x, 16), 16);
-  } else if constexpr (is_same<T, e4m3>::value) {
-    return e4m3_values(ld_every_second((const uint8_t*)p, m));
+  } else if constexpr (sizeof(T) == 2) {
+    return widened<T>(_mm512_cvtepi32_epi16(_mm512_maskz_loadu_epi16(wanted, p)));
   } else {
-    const __m256i x = _mm256_maskz_loadu_epi8(wanted, p);
-    if constexpr (is_same<T, int8_t>::value) return (vi32)_mm512_cvtepi8_epi32(_mm256_cvtepi16_epi8(x));
-    else return (vi32)_mm512_cvtepu16_epi32(x);
+    return widened<T>(_mm256_cvtepi16_epi8(_mm256_maskz_loadu_epi8(wanted, p)));
   }
 }
 #endif
@@ -252,12 +246,28 @@ NPU_INLINE void st(bf16* p, vf v, SecondOfTwo lanes) {
 #define NPU_PAIRED_STORES 0
 #endif
 
+template <class V> NPU_INLINE V reversed(V v) {
+  constexpr int n = sizeof(V) / sizeof(v[0]);
+  if constexpr (is_wide<V>) {
+    half_t<V> half[2];
+    memcpy(half, &v, sizeof half);
+    const half_t<V> swapped[2] = {reversed(half[1]), reversed(half[0])};
+    return load_bytes<V>(swapped);
+  } else if constexpr (n == 2) return __builtin_shufflevector(v, v, 1, 0);
+  else if constexpr (n == 4) return __builtin_shufflevector(v, v, 3, 2, 1, 0);
+  else if constexpr (n == 8) return __builtin_shufflevector(v, v, 7, 6, 5, 4, 3, 2, 1, 0);
+  else return __builtin_shufflevector(v, v, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+}
+
 // Load and store lanes that are `stride` elements apart.
 template <class T, class L> NPU_INLINE vec<T> ld_strided(const T* p, long stride, L lanes) {
   if (stride == 1) return ld(p, lanes);
 #if NPU_AVX512
   if (stride == 2) return ld_every_second(p, lane_mask((int)lanes));
+  if (stride == -1) return reversed(ld_under(p - (VL - 1), (__mmask16)(lane_mask((int)lanes) << (VL - (int)lanes))));
 #endif
+  if constexpr (is_same<L, Full>::value)
+    if (stride == -1) return reversed(ld(p - (VL - 1), lanes));
   vec<T> v{};
   for (int i = 0; i < (int)lanes; i++) v[i] = ld1(p + i * stride);
   return v;
