@@ -1,7 +1,8 @@
 """What quantising and dequantising mean: PyTorch's definition, operation by operation.
 
-An element is quantised as ``clamp(round(x * (1 / scale)) + zero_point)``, where round is half to even, and dequantised
-as ``(q - zero_point) * scale``. See ``torch/ao/quantization/fx/_decomposed.py``.
+An element is quantised as ``clamp(round(x * (1 / scale)) + zero_point)``, where round is half to even; with a scale for
+each token or group as ``clamp(round(x * (1 / scale) + zero_point))``. A number is dequantised as
+``(q - zero_point) * scale``. See ``torch/ao/quantization/fx/_decomposed.py``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from ..support import dtypes as dt
 BOUNDS = {
     name: (-(1 << bits - 1), (1 << bits - 1) - 1) for name, bits in (("int8", 8), ("int16", 16), ("int32", 32))
 } | {"uint8": (0, 255)}
+
+
+FAR = 2.0**40  # beyond every range, also after a zero point was added
 
 
 def in_range(quant_min: int, quant_max: int, dtype: str) -> str:
@@ -35,6 +39,15 @@ def clamped(x: Value, quant_min: int, quant_max: int, dtype: str) -> Value:
 def rounded(x: Value) -> Value:
     """Round half to even, in the same dtype."""
     return x.graph.pointwise(fn("round"), x).cast(x.dtype)
+
+
+def quantized_with_offset(x: Value, scale: Value, zero: Value, quant_min: int, quant_max: int, dtype: str) -> Value:
+    """Return ``clamp(round(x * (1 / scale) + zero))`` in float32, where the product is rounded before the sum.
+
+    The bound of the product changes no result, but it keeps compilers from fusing the multiplication and the addition.
+    """
+    product = x.graph.pointwise(lambda v: minimum(v, FAR), x * (1.0 / scale))
+    return clamped(rounded(product + zero), quant_min, quant_max, dtype)
 
 
 def quantized(x: Value, inverse: Value | float, zero: Value | int, quant_min: int, quant_max: int, dtype: str) -> Value:

@@ -11,7 +11,7 @@ import math
 from ..graph.expr import Expr, fn, maximum, minimum, where
 from ..graph.graph import Value
 from ..support import dtypes as dt
-from .affine_quantization import along, clamped, dequantized, inverse, one, quantized, rounded
+from .affine_quantization import along, clamped, dequantized, inverse, one, quantized, quantized_with_offset, rounded
 from .registry import lowers
 from .samples import S, T, t
 
@@ -277,7 +277,7 @@ def quantize_per_token(
 ) -> Value:
     """clamp(round(input / scale + zero_point)), with one scale and zero point for each row."""
     scale, zero = per_group(input, scales), per_group(input, zero_points)
-    return clamped(rounded(input * (1.0 / scale) + zero), quant_min, quant_max, dtype)
+    return quantized_with_offset(input, scale, zero, quant_min, quant_max, dtype)
 
 
 @lowers(
@@ -331,7 +331,7 @@ def quantize_per_channel_group(
     """clamp(round(input / scale + zero_point)), with one scale and zero point for each group of a row."""
     x = grouped(input, scales, group_size)
     scale, zero = per_group(x, scales), per_group(x, zero_points)
-    return clamped(rounded(x * (1.0 / scale) + zero), quant_min, quant_max, dtype).reshape(*input.shape)
+    return quantized_with_offset(x, scale, zero, quant_min, quant_max, dtype).reshape(*input.shape)
 
 
 @lowers(

@@ -60,6 +60,27 @@ def test_groups_keep_what_belongs_together(grown: list[Any]) -> None:
     assert index.high == table.shape[0] > 5
 
 
+@pytest.mark.parametrize("op", ["sort.default", "argsort.default", "topk.default", "kthvalue.default"])
+def test_any_order_of_equal_elements_is_right_and_no_other(ops: Any, op: str) -> None:
+    """Many numbers of 16 bits are equal. A position twice, of another number or outside is wrong, and so is another
+    order than that of a stable op."""
+    (case,) = [c for c in ops.grown_cases(op, "bfloat16", {"small": 4 << 10}) if c.number == 0]
+    x, attrs = case.encoded[0][0].float(), case.encoded[1]
+    if op == "kthvalue.default":
+        at = (x == case.eager[0].float()[:, None]).int().argmax(1)
+        results = [case.eager[0], at]
+    else:
+        order = torch.sort(x.flip(1), dim=1, stable=True, descending=op == "topk.default").indices
+        at = x.shape[1] - 1 - order[:, : attrs.get("k", x.shape[1])]
+        results = [*case.eager[:-1], at]
+    arrays = [ops.to_numpy(t) for t in results]
+    assert not ops.verdict(case, arrays, False)
+    wrong = arrays[-1].copy()
+    wrong.flat[0] = int((x[0] != x[0, wrong.flat[0]]).int().argmax())
+    assert ops.verdict(case, [*arrays[:-1], wrong], False)
+    assert ops.verdict(case, [*arrays[:-1], arrays[-1] - x.shape[1]], False)
+
+
 def test_short_run(ops: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "ops.json"
     arguments = ["--ops", "s*max.int", "--quick", "--json", str(path)]

@@ -186,3 +186,21 @@ def test_dynamically_quantised_layers_multiply_integers() -> None:
     with torch.no_grad():
         want = model(x).numpy()
     np.testing.assert_allclose(result(built(model, x), x), want, rtol=0, atol=0.01)
+
+
+class Tokens(nn.Module):
+    def forward(self, x: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
+        return torch.ops.quantized_decomposed.quantize_per_token(x, scales, zeros, -128, 127, torch.int8)
+
+
+def test_the_product_is_rounded_before_the_zero_point_is_added() -> None:
+    """Of these elements, a fused multiplication and addition would give another result."""
+    scale, zero = np.float32(0.0173), 37
+    inverse = np.float32(1) / scale
+    middle = ((np.arange(-128, 127) + 0.5 - zero) / float(inverse)).astype(np.float32)
+    x = (middle.view(np.int32)[:, None] + np.arange(-4, 5, dtype=np.int32)).view(np.float32).ravel()
+    fused = (x.astype(np.float64) * float(inverse) + zero).astype(np.float32)
+    chosen = x[np.round(fused) != np.round(x * inverse + np.float32(zero))]
+    assert len(chosen) > 3
+    given = torch.from_numpy(chosen[None]), torch.tensor([[scale]]), torch.tensor([[zero]], dtype=torch.int32)
+    np.testing.assert_array_equal(result(built(Tokens(), *given), *given), Tokens()(*given).numpy())

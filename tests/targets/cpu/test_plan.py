@@ -138,7 +138,7 @@ def test_lanes_of_an_enlarged_image_are_neighbours(dtype: str) -> None:
     inputs = [operand((96, 8, 10), dtype), operand((2, 16), "int32"), operand((2, 20), "int32")]
     kernel = loops(inputs, [operand((96, 16, 20))], (96, 16, 20), (), store(mean, i, j, k))
     assert plan(kernel).lane == 2
-    rows, columns = (np.minimum((np.arange(n) + [[0], [1]]) // 2, n // 2 - 1) for n in (16, 20))
+    rows, columns = (np.minimum(np.add.outer([0, 1], np.arange(n)) // 2, n // 2 - 1) for n in (16, 20))
     got, want, status = run(kernel, x1=rows, x2=columns)
     assert status == 0
     np.testing.assert_allclose(got[0], want[0], rtol=1e-5, atol=1e-6)
