@@ -18,6 +18,7 @@ Ints = int | list[int]
 Sizes = Sequence[int]
 Pairs = Sequence[tuple[int, int]]
 MAX_CONVOLUTIONS = 16  # into which a transposed one is divided
+JOINED = 48  # the most channels of all taps along the depth that become those of one convolution
 
 
 def channels_last(x: Value, spatial: int) -> Value:
@@ -53,7 +54,8 @@ def core(
     x: Value, w: Value, stride: Sizes, padding: Pairs, dilation: Sizes, groups: int, bias: Value | None = None
 ) -> Value:
     """Convolve x [N, ..., C] with w [K, ..., C/groups], and add bias [K]. One spatial dim is a row of height 1; three
-    are a sum over the taps of the depth. The bias follows the convolution at once, so that it becomes its epilogue."""
+    are a sum over the taps of the depth, or with few channels two, whose channels are those of all taps. The bias
+    follows the convolution at once, so that it becomes its epilogue."""
     if len(stride) == 1:
         x, w = x.reshape(x.shape[0], 1, *x.shape[1:]), w.reshape(w.shape[0], 1, *w.shape[1:])
         y = core(x, w, (1, *stride), ((0, 0), *padding), (1, *dilation), groups, bias).cast(x.dtype)
@@ -67,6 +69,13 @@ def core(
         x = spread(x, (1, 1, 1), (padding[0][0], 0, 0), (depth, *x.shape[2:4]))
     taps, reach = bounded(w.shape[1], MAX_STEPS, "taps along the depth"), dilation[0] * (w.shape[1] - 1)
     planes = (depth - reach - 1) // stride[0] + 1
+    if groups == 1 and taps > 1 and taps * x.shape[-1] <= JOINED:
+        shape = (n, planes, *x.shape[2:4], taps, x.shape[-1])
+        at = [index(0), index(1) * stride[0] + index(4) * dilation[0], index(2), index(3), index(5)]
+        joined = x.graph.elementwise(shape, [x], load(0, x.dtype, at)).reshape(n * planes, *shape[2:4], -1)
+        plane = w.permute(0, 2, 3, 1, 4).reshape(w.shape[0], *w.shape[2:4], -1)
+        y = core(joined, plane, stride[1:], padding[1:], dilation[1:], 1, bias)
+        return y.reshape(n, planes, *y.shape[1:])
     parts = []
     for tap in range(taps):
         begin = tap * dilation[0]
