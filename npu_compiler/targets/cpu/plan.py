@@ -109,7 +109,7 @@ def make_plan(nest: Nest, costs: CPUCosts) -> Plan:
     plan = Plan(nest, lane, across_rows, row)
     if transposed is not None:
         _, plan.tile, plan.tiled = transposed
-        plan.tiles_along = _goes_along_tile(nest, lane, plan.tile)
+        plan.tiles_along = _goes_along_tile(nest, *transposed[:2])
     else:
         plan.interleaved = _choose_interleave(plan)
         plan.inner = _choose_inner(plan)
