@@ -37,7 +37,7 @@ class CPUCosts:
     ``wake_us``: microseconds until a sleeping thread runs. ``flops_per_us``, ``bytes_per_us``: what one thread computes
     and moves in a microsecond. ``winograd_flops_per_byte``: flops that take as long as reading one byte of weights, in
     the cost models of Winograd's algorithm and of pieces (``pieces.py``). ``bfloat16_rate``: how many times as fast as
-    float32 products those of bfloat16 run.
+    float32 products those of bfloat16 run. ``lanes``: numbers of 32 bits in a vector register.
     """
 
     op: float = 0.016
@@ -51,10 +51,12 @@ class CPUCosts:
     bytes_per_us: float = 10e3
     winograd_flops_per_byte: float = 10
     bfloat16_rate: float = 1
+    lanes: int = 16
 
 
 MEASURED = CPUCosts()  # measured on two cores of a Xeon with AVX-512, and used for all CPUs
 _FAST_DOT = replace(MEASURED, bfloat16_rate=2)  # `vdpbf16ps` at the rate of a float32 FMA
+_MEDIUM, _SHORT = replace(MEASURED, lanes=8), replace(MEASURED, lanes=4)
 _TILES = replace(MEASURED, bfloat16_rate=16, winograd_flops_per_byte=15)  # 1024 operations in a cycle
 
 
@@ -113,13 +115,13 @@ DEVICES: tuple[CPUDevice, ...] = (
     ),
     CPUDevice("avx512", "Zen 4, Zen 5", "x86_64", "x86-64-v4+avx512bf16", _BF16, costs=_FAST_DOT),
     CPUDevice("x86-64-v4", "AVX-512 without bf16: Skylake-X, Ice Lake", "x86_64", "x86-64-v4", _AVX512),
-    CPUDevice("avx2", "Haswell, Zen and later", "x86_64", "x86-64-v3", _AVX2),
-    CPUDevice("apple-m2", "M2 and later, macOS", "aarch64", "apple-m2", _ARMV8_6, "darwin"),
-    CPUDevice("apple-m1", "M1, macOS", "aarch64", "apple-m1", _ARMV8_2, "darwin"),
-    CPUDevice("armv8.6", "Graviton 3, Grace", "aarch64", "generic+bf16+dotprod+fp16+i8mm+lse", _ARMV8_6),
-    CPUDevice("armv8.2", "Graviton 2, Ampere Altra", "aarch64", "generic+dotprod+fp16+lse", _ARMV8_2),
-    CPUDevice("neon", "any Armv8-A", "aarch64", "generic", _NEON),
-    CPUDevice("portable", "any CPU"),
+    CPUDevice("avx2", "Haswell, Zen and later", "x86_64", "x86-64-v3", _AVX2, costs=_MEDIUM),
+    CPUDevice("apple-m2", "M2 and later, macOS", "aarch64", "apple-m2", _ARMV8_6, "darwin", costs=_SHORT),
+    CPUDevice("apple-m1", "M1, macOS", "aarch64", "apple-m1", _ARMV8_2, "darwin", costs=_SHORT),
+    CPUDevice("armv8.6", "Graviton 3, Grace", "aarch64", "generic+bf16+dotprod+fp16+i8mm+lse", _ARMV8_6, costs=_SHORT),
+    CPUDevice("armv8.2", "Graviton 2, Ampere Altra", "aarch64", "generic+dotprod+fp16+lse", _ARMV8_2, costs=_SHORT),
+    CPUDevice("neon", "any Armv8-A", "aarch64", "generic", _NEON, costs=_SHORT),
+    CPUDevice("portable", "any CPU", costs=_SHORT),
 )
 
 

@@ -109,7 +109,7 @@ def make_plan(nest: Nest, costs: CPUCosts) -> Plan:
     plan = Plan(nest, lane, across_rows, row)
     if transposed is not None:
         _, plan.tile, plan.tiled = transposed
-        plan.tiles_along = _goes_along_tile(nest, *transposed[:2])
+        plan.tiles_along = _goes_along_tile(nest, *transposed[:2], costs.lanes)
     else:
         plan.interleaved = _choose_interleave(plan)
         plan.inner = _choose_inner(plan)
@@ -279,11 +279,12 @@ def _choose_tile(nest: Nest) -> tuple[int, int, list[Expr]] | None:
     return lane, tile, groups[tile]
 
 
-def _goes_along_tile(nest: Nest, lane: int, tile: int) -> bool:
-    """Whether the loop over tiles that is inside follows the loads rather than the stores. A thread then reads long
-    rows, and writes whole cache lines that are far apart: two halves of a line would be written at different times."""
+def _goes_along_tile(nest: Nest, lane: int, tile: int, lanes: int) -> bool:
+    """Whether the loop over tiles that is inside follows the loads rather than the stores. A thread then reads a few
+    long rows, and writes cache lines that are far apart. Lines of which a tile takes only a part would be moved twice.
+    ``lanes``: those of a vector register."""
     size = min(dtypes.DTYPES[op.dtype].size for op in nest.outputs)
-    return LANES * size >= LINE and nest.size[lane] < LONGER * nest.size[tile]
+    return lanes * size >= LINE and nest.size[lane] < LONGER * nest.size[tile]
 
 
 # -- vectors and scratch ------------------------------------------------------------------------------------------

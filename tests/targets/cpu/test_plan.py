@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -122,6 +124,7 @@ def test_tiles_follow_one_another_along_the_loads_if_stores_are_whole_lines(
     made = plan(kernel)
     assert (made.lane, made.tile, made.tiles_along) == (1, 0, along)
     assert (made.tile_blocks == 1) == along and made.units > 1
+    assert not make_plan(build_nest(kernel), replace(MEASURED, lanes=8)).tiles_along
     got, want, _ = run(kernel)
     np.testing.assert_array_equal(got[0], want[0])
 
