@@ -99,6 +99,21 @@ def ints(value: int | Sequence[int], n: int) -> tuple[int, ...]:
     return given * n if len(given) == 1 else given
 
 
+def inner_taps(
+    size: int, out: int, taps: int, stride: int, padding: tuple[int, int], dilation: int
+) -> tuple[range, tuple[int, int]]:  # fmt: skip
+    """Return the taps that read an element of a dim in any of the ``out`` windows, and the padding that these taps
+    need. Tap r of window o reads position o * stride + r * dilation - padding[0]. If no tap reads an element, all are
+    returned."""
+    before, after = padding
+    first = min(-(-(before - (out - 1) * stride) // dilation), before // dilation)
+    last = max((size - 1 + before) // dilation, taps - 1 - after // dilation)
+    inner = range(max(first, 0), min(last, taps - 1) + 1)
+    if not inner or min(size, out) < 1 or min(padding) < 0:
+        return range(taps), padding
+    return inner, (before - inner.start * dilation, after - (taps - inner.stop) * dilation)
+
+
 def real(x: Value) -> Value:
     """Cast integers and bools to float32. Half types stay: arithmetic widens them."""
     return x if dt.is_float(x.dtype) else x.cast("float32")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ..graph.expr import Expr, const, fn, index, load, where
 from ..graph.graph import Value
 from ..support.dtypes import opmath
-from .common import MAX_STEPS, bounded, ints
+from .common import MAX_STEPS, bounded, inner_taps, ints
 from .registry import lowers
 from .samples import S, Sample, t
 
@@ -55,7 +55,8 @@ def core(
 ) -> Value:
     """Convolve x [N, ..., C] with w [K, ..., C/groups], and add bias [K]. One spatial dim is a row of height 1; three
     are a sum over the taps of the depth, or with few channels two, whose channels are those of all taps. The bias
-    follows the convolution at once, so that it becomes its epilogue."""
+    follows the convolution at once, so that it becomes its epilogue. Taps that only read padding are left out."""
+    w, padding = _inside(x, w, stride, padding, dilation)
     if len(stride) == 1:
         x, w = x.reshape(x.shape[0], 1, *x.shape[1:]), w.reshape(w.shape[0], 1, *w.shape[1:])
         y = core(x, w, (1, *stride), ((0, 0), *padding), (1, *dilation), groups, bias).cast(x.dtype)
@@ -85,6 +86,20 @@ def core(
         parts.append(core(slab, plane, stride[1:], padding[1:], dilation[1:], groups, None if tap else bias))
     y = reduce(lambda a, b: a + b, parts)
     return y.reshape(n, planes, *y.shape[1:])
+
+
+def _inside(x: Value, w: Value, stride: Sizes, padding: Pairs, dilation: Sizes) -> tuple[Value, Pairs]:
+    """Return the taps of the filters that read elements of x, and the padding for them: dilated filters are often
+    larger than the last feature maps of a network."""
+    pairs = []
+    for d, (step, pair, spacing) in enumerate(zip(stride, padding, dilation, strict=True), 1):
+        size, taps = x.shape[d], w.shape[d]
+        out = (size + sum(pair) - spacing * (taps - 1) - 1) // step + 1
+        inner, pair = inner_taps(size, out, taps, step, pair, spacing)
+        if len(inner) < taps:
+            w = w.slice(d, inner.start, inner.stop)
+        pairs.append(pair)
+    return w, pairs
 
 
 def check_groups(groups: int, *channels: int) -> None:

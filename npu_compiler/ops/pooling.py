@@ -16,7 +16,7 @@ import numpy as np
 from ..graph.expr import Expr, const, index, load, maximum, minimum, where
 from ..graph.graph import Value
 from ..support import dtypes as dt
-from .common import MAX_POSITIONS, bounded, ints
+from .common import MAX_POSITIONS, bounded, inner_taps, ints
 from .convolution import Ints, channels_first, channels_last
 from .registry import ALL, FLOATS, lowers
 from .samples import S, Sample, t
@@ -40,7 +40,8 @@ class Window:
 
 
 def fixed_window(size: int, k: int, stride: int, pad: int, dilation: int, ceil_mode: bool, include_pad: bool) -> Window:
-    """Return the windows of one dim by ATen's rules for strides, padding, dilation and ceil_mode."""
+    """Return the windows of one dim by ATen's rules for strides, padding, dilation and ceil_mode, without taps that
+    are never inside."""
     if pad > k // 2 or min(k, stride, dilation) < 1:
         raise ValueError(f"pooling with kernel {k}, stride {stride}, dilation {dilation}, padding {pad}")
     reach = dilation * (k - 1)
@@ -53,10 +54,11 @@ def fixed_window(size: int, k: int, stride: int, pad: int, dilation: int, ceil_m
     starts = [o * stride - pad for o in range(out)]
     ends = [min(s + k, size + pad) for s in starts]
     counts = tuple(e - s if include_pad else min(e, size) - max(s, 0) for s, e in zip(starts, ends, strict=True))
-    leaves = pad > 0 or (out - 1) * stride - pad + reach >= size
+    inner, (before, _) = inner_taps(size, out, k, stride, (pad, reach), dilation)
+    leaves = before > 0 or (out - 1) * stride - before + dilation * (len(inner) - 1) >= size
     return Window(
-        size, out, k,
-        lambda o, r: o * stride + r * dilation - pad,
+        size, out, len(inner),
+        lambda o, r: o * stride + r * dilation - before,
         (lambda o, at: (at >= 0) & (at < size)) if leaves else None,
         counts, dilation,
     )  # fmt: skip
