@@ -99,6 +99,8 @@ CONVS = [
     replace(POINTWISE, H=29, W=31, C=16, K=40, pad_t=1, pad_r=2),
     Conv(N=3, H=4, W=15, C=352, K=256),  # blocks of several images on AMX
     Conv(N=2, H=8, W=8, C=34, K=70, G=2),
+    # rows of taps that only read padding, and weights of more taps than are processed at once
+    *(Conv(H=18, W=16, C=n, K=32, dil_h=14, dil_w=3, pad_t=14, pad_l=3, pad_b=14, pad_r=3) for n in (20, 512)),
 ]
 SMOKE = [CONVS[i] for i in (0, 3, 5, 7, 14)]  # for the second and third instruction set
 # Mixed operands differ from the others by nothing that depends on the instruction set, and float32 has no conversions.

@@ -33,6 +33,10 @@ constexpr Division divide(long rows, long quantum, long block_rows, bool even) {
   return {rows, quantum, even ? min_of(ceil_div(blocks, share) * share, ceil_div(rows, quantum)) : blocks};
 }
 
+struct TapRange {
+  int begin, end;
+};
+
 // A matrix product is divided into chunks: a chunk is a block of positions times PG panels of weights. Plan defines the
 // constants Kind, IMAGES, BLOCKS, Q (positions of the largest block), Q_FIRST and Q_LAST (of the first and the last
 // one; each block has one of these sizes), G (groups), N and NP (columns and panels of a group), PG, DUAL (two
@@ -41,6 +45,7 @@ constexpr Division divide(long rows, long quantum, long block_rows, bool even) {
 //   positions(block)                     Q, Q_FIRST or Q_LAST
 //   tables(off, taps)                    fills in the offsets of a block's positions and of the taps
 //   first_row(image, block)              the output row of the block's first position
+//   inner_taps(block, position, count)   taps without which `count` positions of a block only miss padding
 //   prepare(x, image, block, copy)       the address of the block's x, or `copy` if x was padded or converted into it
 template <class Kind, class Plan, long N = 0> struct Tilings {
   const Tiling full = tiling<Kind, Plan::Q, false, N>(), first = tiling<Kind, Plan::Q_FIRST, false, N>(),
@@ -193,9 +198,19 @@ NPU_INLINE void blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, in
           const int rows = tiles.rows + (t < tiles.tall);
           Sum* sums = acc + (Slices::DIVIDED ? done * PANEL : 0);
           if (last) prefetch_epilogue(rows, row + done, group * Plan::N + col, epi);
-          for (long i = 0; i < PRODUCTS; i++)
-            run_tile<Kind, Stored>(tiles, t, a, off + done, plain[i] + tap * Slices::TAP_BYTES,
-                                   after ? after + i * PRODUCT_BYTES : nullptr, Plan::N - col, sums + i * SUMS);
+          for (long i = 0; i < PRODUCTS; i++) {
+            const char *w = plain[i] + tap * Slices::TAP_BYTES, *fetched = after ? after + i * PRODUCT_BYTES : nullptr;
+            const TapRange inner = Plan::inner_taps(c.block, done, rows);
+            const int skipped = (int)max_of(inner.begin - tap, 0), end = (int)min_of(inner.end - tap, ntaps);
+            const bool add = inner.begin < tap;  // to sums of earlier taps
+            if (skipped == 0 && end == ntaps && add == a.add) {
+              run_tile<Kind, Stored>(tiles, t, a, off + done, w, fetched, Plan::N - col, sums + i * SUMS);
+            } else if (skipped < end) {
+              const TileArgs some{from, taps + tap + skipped, end - skipped, Plan::LEN, Plan::SEGMENT, add};
+              run_tile<Kind, Stored>(tiles, t, some, off + done, w + skipped * Slices::TAP_BYTES, fetched,
+                                     Plan::N - col, sums + i * SUMS);
+            }
+          }
           if (last) apply_epilogue<Plan::N, Plan::DUAL>(sums, SUMS, rows, row + done, col, group * Plan::N, epi);
           done += rows;
         }

@@ -146,6 +146,16 @@ template <class D, class TX, class TW> struct ConvPlan {
   }
   static long positions(long block) { return ROWS.size(block) * D::OW; }
   static long first_row(long image, long block) { return (image * D::OH + ROWS.begin(block)) * D::OW; }
+  // Rows of taps that are above or below the image for all positions are left out.
+  static TapRange inner_taps(long block, long position, long count) {
+    if (!PADDED || D::R == 1) return {0, NTAPS};
+    const long first = (ROWS.begin(block) + position / D::OW) * D::stride_h - D::pad_t;
+    const long last = (ROWS.begin(block) + (position + count - 1) / D::OW) * D::stride_h - D::pad_t;
+    const long begin = max_of(0, ceil_div(-last, D::dil_h));
+    const long end = first < D::H ? min_of(D::R, (D::H - 1 - first) / D::dil_h + 1) : 0;
+    if (begin >= end) return {0, NTAPS};
+    return {(int)(begin * (NTAPS / D::R)), (int)(end * (NTAPS / D::R))};
+  }
   static const char* prepare(const TX* x, long image, long block, char* copy) {
     x += image * D::H * D::W * D::C;
     const long ih = ROWS.begin(block) * D::stride_h - D::pad_t, rows = ROWS.size(block);

@@ -94,6 +94,7 @@ template <class D, class TA, class TW> struct GemmPlan {
   }
   static long positions(long block) { return ROWS.size(block); }
   static long first_row(long image, long block) { return image * D::M + ROWS.begin(block); }
+  static constexpr TapRange inner_taps(long, long, long) { return {0, NTAPS}; }
   static const char* prepare(const TA* a, long image, long block, char* copy) {
     a += image * D::batch_a + ROWS.begin(block) * D::lda;
     if (!COPY) return (const char*)a;
