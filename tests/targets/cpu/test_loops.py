@@ -350,13 +350,13 @@ def test_transposing_copies(dtypes_: tuple[str, str]) -> None:
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize(("dtype", "stored"), [("float32", "float16"), ("float64", "float64"), ("int64", "int64")])
 @pytest.mark.parametrize("channels", [2, 3, 4])
-def test_short_channels_are_interleaved(channels: int) -> None:
+def test_short_channels_are_interleaved(channels: int, dtype: str, stored: str) -> None:
     shape = (2, 75, channels)
-    e = (load(0, "float32", (i, k, j)) - load(1, "float32", (k,))).cast("float16")
-    kernel = loops(
-        [operand((2, channels, 75)), operand((channels,))], [operand(shape, "float16")], shape, (), store(e, i, j, k)
-    )
+    e = (load(0, dtype, (i, k, j)) - load(1, dtype, (k,))).cast(stored)
+    inputs = [operand((2, channels, 75), dtype), operand((channels,), dtype)]
+    kernel = loops(inputs, [operand(shape, stored)], shape, (), store(e, i, j, k))
     (got,), (want,), _ = run(kernel)
     np.testing.assert_array_equal(got, want)
     assert "st_interleaved" in source(kernel, "woven")

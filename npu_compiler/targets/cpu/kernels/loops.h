@@ -275,34 +275,40 @@ template <int... I> struct Seq {};
 template <int N, int... I> struct MakeSeq : MakeSeq<N - 1, N - 1, I...> {};
 template <int... I> struct MakeSeq<0, I...> { using type = Seq<I...>; };
 
-// Lane l of vector Q of the interleaved sequence is element (Q VL + l) / M of vector (Q VL + l) % M. This step inserts
-// vector K.
-template <int M, int Q, int K> constexpr int interleaved_lane(int l) {
-  int e = Q * VL + l;
-  return e % M == K ? VL + e / M : K == 1 ? e / M : l;
+// Lane l of vector Q of the interleaved sequence, of N lanes, is element (Q N + l) / M of vector (Q N + l) % M. This step
+// inserts vector K.
+template <int M, int Q, int K, int N> constexpr int interleaved_lane(int l) {
+  int e = Q * N + l;
+  return e % M == K ? N + e / M : K == 1 ? e / M : l;
 }
 template <int M, int Q, int K, class V, int... I> NPU_INLINE V interleave_step(V a, V b, Seq<I...>) {
-  return __builtin_shufflevector(a, b, interleaved_lane<M, Q, K>(I)...);
+  return __builtin_shufflevector(a, b, interleaved_lane<M, Q, K, sizeof...(I)>(I)...);
 }
 template <int M, int Q, class V> NPU_INLINE V interleave(const V (&v)[M]) {
-  using Lanes = typename MakeSeq<VL>::type;
+  using Lanes = typename MakeSeq<sizeof(V) / sizeof(V{}[0])>::type;
   V w = interleave_step<M, Q, 1>(v[0], v[1], Lanes{});
   if constexpr (M > 2) w = interleave_step<M, Q, 2>(w, v[2], Lanes{});
   if constexpr (M > 3) w = interleave_step<M, Q, 3>(w, v[3], Lanes{});
   return w;
 }
+template <int M, class T, int... Q> NPU_INLINE void st_all_interleaved(T* p, const vec<T> (&v)[M], Seq<Q...>) {
+  if constexpr (is_wide<vec<T>>) {  // compilers would shuffle vectors of two registers lane by lane
+    half_t<vec<T>> half[M][2], low[M], high[M];
+    memcpy(half, v, sizeof half);
+    for (int m = 0; m < M; m++) low[m] = half[m][0], high[m] = half[m][1];
+    (store_bytes(p + Q * (VL / 2), interleave<M, Q>(low)), ...);
+    (store_bytes(p + (M + Q) * (VL / 2), interleave<M, Q>(high)), ...);
+  } else {
+    (st(p + Q * VL, interleave<M, Q>(v), Full{}), ...);
+  }
+}
 // Stores M vectors interleaved: lane 0 of each in order, then lane 1, and so on.
 template <class T, class L, class... V> NPU_INLINE void st_interleaved(T* p, L l, V... each) {
   constexpr int M = sizeof...(V);
   const vec<T> v[M] = {each...};
-  if constexpr (is_same<L, Full>::value) {
-    st(p, interleave<M, 0>(v), l);
-    st(p + VL, interleave<M, 1>(v), l);
-    if constexpr (M > 2) st(p + 2 * VL, interleave<M, 2>(v), l);
-    if constexpr (M > 3) st(p + 3 * VL, interleave<M, 3>(v), l);
-  } else {
+  if constexpr (is_same<L, Full>::value) st_all_interleaved<M>(p, v, typename MakeSeq<M>::type{});
+  else
     for (int m = 0; m < M; m++) st_strided(p + m, M, v[m], l);
-  }
 }
 
 }  // namespace npu
