@@ -5,9 +5,11 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 from npu_compiler.graph import expr
 from npu_compiler.graph.graph import Graph
+from npu_compiler.ops import lower_call
 from npu_compiler.pipeline import compile_graph, run_graph
 from npu_compiler.schedule.kernel import Loops
 from npu_compiler.support.dtypes import FLOAT8
@@ -73,3 +75,32 @@ def test_few_keys_have_few_threads(heads: int, threads: int) -> None:
     schedule = run_graph(g, "cuda:sm_90").schedule
     assert schedule is not None
     assert emit(schedule.kernels[-1], HOPPER).threads == threads
+
+
+def averages(shape: tuple[int, ...], window: int) -> Graph:
+    """Averages of cubes with an edge of ``window``, or of rows if it is 0."""
+    g = Graph("averages")
+    x = g.input("x", shape, "float32")
+    padded = {"kernel_size": [window] * 3, "stride": [1] * 3, "padding": [1] * 3}
+    y = lower_call(g, "aten.avg_pool3d.default", [x], padded)[0] if window else x.mean([-1])
+    assert y is not None
+    g.outputs = [("y", y)]
+    return g
+
+
+@pytest.mark.parametrize(("shape", "window", "shared"), [
+    ((32, 32, 18, 18, 18), 3, False), ((2, 2, 18, 18, 18), 3, True), ((1 << 16, 27), 0, True), ((1 << 16, 3), 0, False),
+])  # fmt: skip
+def test_a_thread_reduces_a_window_of_short_runs(shape: tuple[int, ...], window: int, shared: bool) -> None:
+    """If there are few windows, or a row is one run of elements, the lanes of a subgroup share it."""
+    schedule = run_graph(averages(shape, window), "cuda:sm_90").schedule
+    assert schedule is not None
+    assert ("subgroup_reduce" in emit(schedule.kernels[0], HOPPER).text) == shared
+
+
+def test_averages_of_windows_that_threads_reduce() -> None:
+    x = np.random.default_rng(0).standard_normal((2, 4, 16, 16, 16)).astype(np.float32)
+    program = compile_graph(averages(x.shape, 3), "metal")
+    found = Executor(program, {}, EmulatedMetal()).run([x])["y"]
+    want = torch.nn.functional.avg_pool3d(torch.from_numpy(x).double(), 3, 1, 1).numpy()
+    np.testing.assert_allclose(found, want, rtol=0, atol=1e-6)

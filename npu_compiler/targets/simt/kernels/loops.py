@@ -153,6 +153,7 @@ def emit_fused(kernel: FusedLoops, dialect: Dialect) -> Emission:
 MAX_UNROLL = 8  # the most iterations of a thread's loop over a row that is unrolled
 VECTOR_ROWS = 1 << 15  # the fewest vectors of rows that occupy the device with one thread per vector
 VECTOR_REDUCTION = 64  # the longest reduction that a thread computes for a vector of rows
+SHORT_RUN = 8  # neighbouring elements, of fewer of which lanes read little at once
 
 
 class _Reduction:
@@ -166,7 +167,14 @@ class _Reduction:
         across = self._across_dim()
         if across is not None and (width := self._width(across)) > 1:
             return self._vectors(across, width)
-        return self._across(across) if across is not None or self.count <= THREAD_REDUCTION else self._along()
+        return self._across(across) if across is not None or self._by_threads() else self._along()
+
+    def _by_threads(self) -> bool:
+        """Whether a thread reduces a row: in a subgroup many lanes would be idle, or read short runs of elements, such
+        as those of a pool's windows in three dims."""
+        if self.count <= THREAD_REDUCTION or self.count > VECTOR_REDUCTION or self.rows < VECTOR_ROWS:
+            return self.count <= THREAD_REDUCTION
+        return self.nest.size[memory_order(self.nest, self.nest.reduction_dims, loads=True)[-1]] < SHORT_RUN
 
     def _across_dim(self) -> int | None:
         """Return a row dim along which more loads are contiguous than along any reduced dim, or None."""
