@@ -17,7 +17,7 @@ from ..codegen.row_passes import WORTH_SAVING, Pass
 from .blocks import CTYPE, LANE_TYPE, Block, Value, uniform_kind, vector_kind
 from .devices import MEASURED, CPUCosts
 from .plan import TILE_BLOCK, Plan, make_plan, segments
-from .reductions import OPS, accumulator, clip, is_long, reduction_loops, waiting_type
+from .reductions import OPS, accumulator, clip, is_long, reduction_loops, waiting, waiting_type
 from .render import Renderer
 from .small_kernels import emit_small, small_scratch_bytes
 
@@ -236,12 +236,12 @@ class _Emitter:
                         kind = f"StoredReduction<{OPS[s.reduce]}, {self._ctype(values[s.number])}, W, decltype(L)>"
                     tile.items.append(f"{kind} f{s.number};")
                 if self.plan.rows_at_once:
-                    tile.items += self._waiting(p, "load", "p{d} > 0")
+                    tile.items.append(waiting(self.plan, p, "load"))
                 loops = reduction_loops(self.plan, self.render, tile, p, clips, 1)
                 with loops as inner, self._vectors(inner, lane) as body:
                     self._pass_body(body, p, values)
                 if self.plan.rows_at_once:
-                    tile.items += self._waiting(p, "save", "p{d} + {n} < {size}", " return;")
+                    tile.items.append(waiting(self.plan, p, "save"))
                 for s in p.reductions:
                     e, kind = _result(s)
                     text = f"(f{s.number}.get(u) != 0)" if kind == "mask" else f"f{s.number}.get(u)"
@@ -249,14 +249,6 @@ class _Emitter:
             if self.row.stores:
                 with self._vectors(tile, lane) as body:
                     self._stores(body, self.row.stores)
-
-    def _waiting(self, p: Pass, method: str, condition: str, then: str = "") -> list[str]:
-        """Return lines that load or save the accumulators of a tile between two blocks of rows."""
-        (d,) = self.plan.inner_reductions
-        at = "b - lo" if self.plan.lane_blocks > 1 else "b"
-        test = condition.format(d=d, n=self.plan.rows_at_once, size=self.nest.size[d])
-        calls = " ".join(f"f{s.number}.{method}(w{s.number} + {at}, L);" for s in p.reductions)
-        return [f"if ({test}) {{ {calls}{then} }}"]
 
     def _hoist_row_values(self, tile: Block, lane: int, p: Pass) -> None:
         """Emit what depends on the row's reductions only, such as the logarithm of a sum, before the loop of a pass."""

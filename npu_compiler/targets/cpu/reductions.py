@@ -42,6 +42,17 @@ def waiting_type(plan: Plan, s: Step) -> str:
     return "double" if is_long(plan, s, 1) else LANE_TYPE[vector_kind(s.value.dtype)]
 
 
+def waiting(plan: Plan, p: Pass, method: str) -> str:
+    """Return the line that loads or saves the accumulators of a tile between two blocks of rows. After 'save', the tile
+    waits for the next block."""
+    (d,) = plan.inner_reductions
+    at = "b - lo" if plan.lane_blocks > 1 else "b"
+    calls = " ".join(f"f{s.number}.{method}(w{s.number} + {at}, L);" for s in p.reductions)
+    if method == "load":
+        return f"if (p{d} > 0) {{ {calls} }}"
+    return f"if (p{d} + {plan.rows_at_once} < {plan.nest.size[d]}) {{ {calls} return; }}"
+
+
 @contextmanager
 def reduction_loops(plan: Plan, render: Renderer, block: Block, p: Pass, clips: Clips, steps: int) -> Iterator[Block]:
     """Emit scalar loops over the reduced dims except the lane dim, and yield the innermost block.

@@ -9,7 +9,7 @@ from npu_compiler.graph.expr import const, index, load
 from npu_compiler.schedule.interp import execute, view
 from npu_compiler.schedule.kernel import Loops
 
-from ...support.cpu_harness import compile_kernels, fenced, operand
+from ...support.cpu_harness import Compiled, compile_kernels, fenced, operand
 from .test_loops import arrays, loops, store
 
 SIZE, POINTS = 38, 75
@@ -36,6 +36,17 @@ def gathered(dtype: str) -> Loops:
     return loops(inputs, [operand((3, POINTS), dtype)], (3, POINTS), (), stored)
 
 
+def check(compiled: Compiled, number: int, kernel: Loops, buffers: dict[int, np.ndarray], what: str) -> None:
+    """Run kernel ``number`` on arrays that end or begin at pages that must not be touched."""
+    want = {b: a.copy() for b, a in buffers.items()}
+    execute(kernel, want)
+    for at_end in (True, False):
+        got = {b: fenced(a, at_end) for b, a in buffers.items()}
+        assert compiled.run(number, got, 1) == 0
+        results = view(kernel.outputs[0], got), view(kernel.outputs[0], want)
+        np.testing.assert_array_equal(*results, err_msg=what)
+
+
 @pytest.mark.parametrize("march", ["native", "haswell"])
 def test_elements_at_places_and_none_outside(march: str) -> None:
     """The arrays end at pages that must not be touched, on either side."""
@@ -43,14 +54,7 @@ def test_elements_at_places_and_none_outside(march: str) -> None:
     compiled = compile_kernels(kernels, 4, march)
     for number, kernel in enumerate(kernels):
         for name, places in PLACES.items():
-            buffers = arrays(kernel, x1=places)
-            want = {b: a.copy() for b, a in buffers.items()}
-            execute(kernel, want)
-            for at_end in (True, False):
-                got = {b: fenced(a, at_end) for b, a in buffers.items()}
-                assert compiled.run(number, got, 1) == 0
-                results = view(kernel.outputs[0], got), view(kernel.outputs[0], want)
-                np.testing.assert_array_equal(*results, err_msg=f"{DTYPES[number]}, {name}")
+            check(compiled, number, kernel, arrays(kernel, x1=places), f"{DTYPES[number]}, {name}")
 
 
 @pytest.mark.parametrize("march", ["native", "haswell"])
@@ -64,11 +68,4 @@ def test_rows_reversed_and_every_second_element_and_none_outside(march: str) -> 
             kernels.append(loops([operand((3, size), dtype)], [operand((3, points), dtype)], (3, points), (), stored))
     compiled = compile_kernels(kernels, 4, march)
     for number, kernel in enumerate(kernels):
-        buffers = arrays(kernel)
-        want = {b: a.copy() for b, a in buffers.items()}
-        execute(kernel, want)
-        for at_end in (True, False):
-            got = {b: fenced(a, at_end) for b, a in buffers.items()}
-            assert compiled.run(number, got, 1) == 0
-            results = view(kernel.outputs[0], got), view(kernel.outputs[0], want)
-            np.testing.assert_array_equal(*results, err_msg=kernel.text())
+        check(compiled, number, kernel, arrays(kernel), kernel.text())

@@ -34,8 +34,13 @@ constexpr Division divide(long rows, long quantum, long block_rows, bool even) {
 }
 
 struct TapRange {
-  int begin, end;
+  long begin, end;
 };
+// The taps of which some window reads inside a dim of `size` positions. Windows begin at positions `first` to `last`.
+constexpr TapRange taps_inside(long first, long last, long size, long taps, long dilation) {
+  return {min_of(taps, max_of(0, ceil_div(-last, dilation))),
+          first < size ? min_of(taps, ceil_div(size - first, dilation)) : 0};
+}
 
 // A matrix product is divided into chunks: a chunk is a block of positions times PG panels of weights. Plan defines the
 // constants Kind, IMAGES, BLOCKS, Q (positions of the largest block), Q_FIRST and Q_LAST (of the first and the last
@@ -198,11 +203,11 @@ NPU_INLINE void blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, in
           const int rows = tiles.rows + (t < tiles.tall);
           Sum* sums = acc + (Slices::DIVIDED ? done * PANEL : 0);
           if (last) prefetch_epilogue(rows, row + done, group * Plan::N + col, epi);
+          const TapRange inner = Plan::inner_taps(c.block, done, rows);
+          const int skipped = (int)max_of(inner.begin - tap, 0), end = (int)min_of(inner.end - tap, ntaps);
+          const bool add = inner.begin < tap;  // to sums of earlier taps
           for (long i = 0; i < PRODUCTS; i++) {
             const char *w = plain[i] + tap * Slices::TAP_BYTES, *fetched = after ? after + i * PRODUCT_BYTES : nullptr;
-            const TapRange inner = Plan::inner_taps(c.block, done, rows);
-            const int skipped = (int)max_of(inner.begin - tap, 0), end = (int)min_of(inner.end - tap, ntaps);
-            const bool add = inner.begin < tap;  // to sums of earlier taps
             if (skipped == 0 && end == ntaps && add == a.add) {
               run_tile<Kind, Stored>(tiles, t, a, off + done, w, fetched, Plan::N - col, sums + i * SUMS);
             } else if (skipped < end) {

@@ -151,10 +151,9 @@ template <class D, class TX, class TW> struct ConvPlan {
     if (!PADDED || D::R == 1) return {0, NTAPS};
     const long first = (ROWS.begin(block) + position / D::OW) * D::stride_h - D::pad_t;
     const long last = (ROWS.begin(block) + (position + count - 1) / D::OW) * D::stride_h - D::pad_t;
-    const long begin = max_of(0, ceil_div(-last, D::dil_h));
-    const long end = first < D::H ? min_of(D::R, (D::H - 1 - first) / D::dil_h + 1) : 0;
-    if (begin >= end) return {0, NTAPS};
-    return {(int)(begin * (NTAPS / D::R)), (int)(end * (NTAPS / D::R))};
+    const TapRange rows = taps_inside(first, last, D::H, D::R, D::dil_h);
+    constexpr long EACH = NTAPS / D::R;
+    return rows.begin < rows.end ? TapRange{rows.begin * EACH, rows.end * EACH} : TapRange{0, NTAPS};
   }
   static const char* prepare(const TX* x, long image, long block, char* copy) {
     x += image * D::H * D::W * D::C;

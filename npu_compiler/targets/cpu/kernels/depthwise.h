@@ -44,20 +44,18 @@ NPU_NOINLINE void depthwise(const TX* x, const TW* w, Epi& epi, Thread& th, int*
     const long end = min_of(ROWS, (i + 1) * CHUNK_ROWS);
     for (long line = i * CHUNK_ROWS; line < end; line++) {
       const long ih = line % D::OH * D::stride_h - D::pad_t;
-      const long r0 = ih < 0 ? ceil_div(-ih, D::dil_h) : 0;
-      const long r1 = ih >= D::H ? 0 : min_of(D::R, ceil_div(D::H - ih, D::dil_h));
+      const TapRange r = taps_inside(ih, ih, D::H, D::R, D::dil_h);
       const TX* image = x + line / D::OH * D::H * D::W * D::C;
       for (long ow = 0; ow < D::OW;) {
         const long iw = ow * D::stride_w - D::pad_l, row = line * D::OW + ow;
         const TX* from = image + (ih * D::W + iw) * D::C;
         const long span = (DEPTHWISE_TILE - 1) * D::stride_w + (D::S - 1) * D::dil_w;
         if (iw >= 0 && iw + span < D::W && ow + DEPTHWISE_TILE <= D::OW) {
-          depthwise_channels<D, DEPTHWISE_TILE>(from, w, r0, r1, 0, D::S, row, epi);
+          depthwise_channels<D, DEPTHWISE_TILE>(from, w, r.begin, r.end, 0, D::S, row, epi);
           ow += DEPTHWISE_TILE;
         } else {
-          const long s0 = iw < 0 ? min_of(D::S, ceil_div(-iw, D::dil_w)) : 0;
-          const long s1 = iw >= D::W ? 0 : min_of(D::S, ceil_div(D::W - iw, D::dil_w));
-          depthwise_channels<D, 1>(from, w, r0, r1, s0, s1, row, epi);
+          const TapRange s = taps_inside(iw, iw, D::W, D::S, D::dil_w);
+          depthwise_channels<D, 1>(from, w, r.begin, r.end, s.begin, s.end, row, epi);
           ow++;
         }
       }

@@ -172,9 +172,10 @@ class _Reduction:
     def _by_threads(self) -> bool:
         """Whether a thread reduces a row: in a subgroup many lanes would be idle, or read short runs of elements, such
         as those of a pool's windows in three dims."""
-        if self.count <= THREAD_REDUCTION or self.count > VECTOR_REDUCTION or self.rows < VECTOR_ROWS:
-            return self.count <= THREAD_REDUCTION
-        return self.nest.size[memory_order(self.nest, self.nest.reduction_dims, loads=True)[-1]] < SHORT_RUN
+        if self.count <= THREAD_REDUCTION:
+            return True
+        run = self.nest.size[memory_order(self.nest, self.nest.reduction_dims, loads=True)[-1]]
+        return self.count <= VECTOR_REDUCTION and self.rows >= VECTOR_ROWS and run < SHORT_RUN
 
     def _across_dim(self) -> int | None:
         """Return a row dim along which more loads are contiguous than along any reduced dim, or None."""
