@@ -113,11 +113,10 @@ def _sink_loops(graph: Graph, node: Node, static: set[Value], settled: set[Value
         live = [p for d, p in enumerate(perm) if domain[d] != 1]
         stays = stays and live != sorted(live)
         if perm != tuple(range(len(domain))) and not stays and not _reorders_positions(node, perm):
-            return _permuted(graph, node, perm)
-    if node.op == "pointwise":
-        out = _sink_unit_reshape(graph, node, static)
-        return out if out is not None else _sink_product_reshape(graph, node)
-    return None
+            out = _permuted(graph, node, perm)
+            sunk = _sink_unit_or_product_reshape(graph, out, static)  # which was above the permute
+            return graph.permute(out if sunk is None else sunk, perm)
+    return _sink_unit_or_product_reshape(graph, node.out, static)
 
 
 def _sink_reshape(graph: Graph, node: Node) -> Value | None:
@@ -157,21 +156,26 @@ def _reorders_positions(node: Node, perm: Sequence[int]) -> bool:
 
 
 def _permuted(graph: Graph, node: Node, perm: Sequence[int]) -> Value:
-    """Rebuild a loop node over the domain before ``perm``; old dim i is new dim perm[i]."""
+    """Rebuild a loop node over the domain before ``perm``; old dim i is new dim perm[i]. Returns its result."""
     inputs, e = read_through(node, ("permute",))
     e = expr.substitute(e, {i: expr.index(p) for i, p in enumerate(perm)})
     domain = [0] * len(perm)
     for i, p in enumerate(perm):
         domain[p] = node.domain[i]
     if node.op == "pointwise":
-        out = graph.elementwise(domain, inputs, e)
-    else:
-        axes = sorted(perm[a] for a in node.attrs["axes"])
-        out = graph.add(
-            "reduce", inputs, [(tuple(1 if d in axes else n for d, n in enumerate(domain)), node.out.dtype)],
-            kind=node.attrs["kind"], axes=tuple(axes), expr=e, domain=tuple(domain),
-        ).out  # fmt: skip
-    return graph.permute(out, perm)
+        return graph.elementwise(domain, inputs, e)
+    axes = sorted(perm[a] for a in node.attrs["axes"])
+    return graph.add(
+        "reduce", inputs, [(tuple(1 if d in axes else n for d, n in enumerate(domain)), node.out.dtype)],
+        kind=node.attrs["kind"], axes=tuple(axes), expr=e, domain=tuple(domain),
+    ).out  # fmt: skip
+
+
+def _sink_unit_or_product_reshape(graph: Graph, out: Value, static: set[Value]) -> Value | None:
+    if out.op != "pointwise":
+        return None
+    sunk = _sink_unit_reshape(graph, out.node, static)
+    return sunk if sunk is not None else _sink_product_reshape(graph, out.node)
 
 
 def _sink_unit_reshape(graph: Graph, node: Node, static: set[Value]) -> Value | None:

@@ -227,6 +227,17 @@ def test_reshaped_products_have_epilogues_unless_these_depend_on_positions() -> 
     assert kinds(kernels) == ["gemm", "gemm", "map"]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_ops_behind_a_pool_join_its_kernel_through_permute_and_reshape(dtype: str) -> None:
+    g = Graph("average pool")
+    x = g.input("x", (2, 3, 8, 6), dtype).permute(0, 2, 3, 1)
+    window = load(0, dtype, [index(0), index(1) * 2 + index(4), index(2) * 2 + index(5), index(3)]).cast("float32")
+    sums = g.reduce_expr("sum", [x], window, (2, 4, 3, 3, 2, 2), [4, 5]).reshape(2, 4, 3, 3)
+    g.outputs = [("y", nchw(g.pointwise(lambda v: v / 4.0, sums)).cast(dtype))]
+    _, kernels = compiled(g)
+    assert kinds(kernels) == ["sum"]
+
+
 def test_positions_of_a_maximum_count_in_their_own_order() -> None:
     g = Graph("argmax")
     x = g.input("x", (3, 4, 5), "float32").permute(2, 0, 1)
