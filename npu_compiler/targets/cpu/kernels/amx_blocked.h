@@ -45,9 +45,12 @@ template <class Plan> struct AmxScratch {
   static constexpr long PANEL_UNITS = UNITS * BF16P::W_BYTES;
   static constexpr bool BOTH_NEAR = Plan::NTAPS > 1 ? WEIGHTS + Plan::PAIR_BYTES <= NEAR_BYTES
                                                     : !ROWS_FIRST && PANEL_UNITS + Plan::PAIR_BYTES <= NEAR_BYTES / 2;
+  // A panel that L1 holds stays there if several pairs of tiles are multiplied by it. Otherwise x stays longer: the next
+  // panel reads it again.
+  static constexpr bool W_AGAIN = PANEL_UNITS <= NEAR_BYTES && Plan::TILES > 4;
   static constexpr AmxStream STREAM = Plan::PIECES > 1 || BOTH_NEAR ? STREAM_NONE
                                       : X_AGAIN ? Plan::PAIR_BYTES <= NEAR_BYTES ? STREAM_W : STREAM_NONE
-                                      : PANEL_UNITS <= NEAR_BYTES ? STREAM_X : STREAM_NONE;
+                                      : W_AGAIN ? STREAM_X : STREAM_W;
   // Products of few steps take less time than their epilogue, whose loads these would delay.
   static constexpr bool EARLY = Plan::PIECES == 1 && (Plan::NTAPS > 1 || Plan::STEPS.count > 8);
   static constexpr long FIRST = align64(Plan::NTAPS * (long)sizeof(AmxTap)), ROWS = FIRST + align64(Plan::TILES * 4);
