@@ -34,7 +34,7 @@ def emit_wgmma_flash(kernel: Attention, dialect: Dialect) -> Emission:
     rows, threads = 64 * warpgroups, 128 * warpgroups + (SUBGROUP if warpgroups == 1 else WARPGROUP)
     f.per_unit = 1
     types, sizes = flash_sizes(kernel, rows, KEYS, threads)
-    vectors = not any(s % 8 for s in (*out.strides[:3], out.offset))
+    tma_store = not any(s % 8 for s in (*out.strides[:3], out.offset))
     arrays = [
         f.array(types["T"], "ring", SLOTS * KEYS * d),
         f.array(types["T"], "qs", rows * d),
@@ -42,8 +42,10 @@ def emit_wgmma_flash(kernel: Attention, dialect: Dialect) -> Emission:
         f.array("int", "limit", 2 * threads // SUBGROUP) if sizes["LIMITED"] else "nullptr",
     ]
     maps = [f.tile_map(n, _map(o, size)) for n, (o, size) in enumerate(((q, rows), (k, KEYS), (v, KEYS)))]
-    operands = [f.pointer(positions) if positions is not None else "nullptr", f.pointer(~0)]
-    sizes = {**sizes, "WARPGROUPS": warpgroups, "SLOTS": SLOTS, "VECTORS": vectors}
+    maps.append(f.tile_map(~0, _map(out, 64)) if tma_store else maps[0])
+    operands = [f.pointer(positions) if positions is not None else "nullptr"]
+    operands.append("nullptr" if tma_store else f.pointer(~0))
+    sizes = {**sizes, "WARPGROUPS": warpgroups, "SLOTS": SLOTS, "TMA_STORE": tma_store}
     f.template("flash_wgmma", "flash_wgmma.h", types, sizes, *maps, *operands, *arrays)
     return f.finish(blocks(sq, rows) * h * b, threads)
 

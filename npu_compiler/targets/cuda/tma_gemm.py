@@ -160,7 +160,7 @@ class TmaGemm:
         parts = "nullptr"
         if plan.splits > 1:
             parts = f.array(self.kind.sum_ctype, "parts", split_floats(plan.m, plan.n))
-        full = f.array("int64_t", "full", 2 * plan.stages)
+        full = f.array("int64_t", "full", 2 * plan.stages + (plan.splits > 1))
         before, decoder = self._kept(), self._decoder(f"(char*)({ring} + {stages})")
         operands = self._operands(self.operands, "@NAME@_product")
         outputs = self._outputs()

@@ -4,7 +4,7 @@
 // the products of the other warpgroup. The warp behind the warpgroups issues the copies.
 // Source: Shah et al., "FlashAttention-3" (2024), https://arxiv.org/abs/2407.08608.
 // Constants in addition to those of flash.h: WARPGROUPS that multiply; SLOTS tiles of keys or of values in the
-// ring; VECTORS: rows of the output begin at multiples of 16 bytes.
+// ring; TMA_STORE: rows of the output begin at multiples of 16 bytes, so that TMA can store it.
 #pragma once
 #include "flash.h"
 #include "tma.h"
@@ -15,7 +15,7 @@ template <class C> struct FlashWgmma {
   CONSTANTS int HALVES = C::D / 64, SIZE = C::KEYS * C::D;  // column blocks of 128 bytes in a tile; elements of a tile
   FlashRows<C> rows;
   T* ring;  // [SLOTS, HALVES, KEYS, 64]
-  T* qs;    // [HALVES, ROWS, 64]
+  T* qs;    // [HALVES, ROWS, 64]: queries, and in the end results
   int64_t* full;
   int64_t* empty;
   int64_t* queries;
@@ -88,7 +88,7 @@ template <class C> struct FlashWgmma {
     return used;
   }
 
-  INLINE void attend(int steps, T* out) {
+  INLINE void attend(int steps, const TensorMap& output, T* out) {
     WgmmaC<C::D> results;
     wgmma_zero(results);
     FragC* const o = (FragC*)results.v;
@@ -123,37 +123,49 @@ template <class C> struct FlashWgmma {
       wgmma_finish(results);
       release(values);
     }
-    if (C::VECTORS) store(o, out);
+    if (C::TMA_STORE) store(o, output);
     else rows.store(o, out);
   }
 
-  // Stores results in vectors: the lanes of a row exchange them until each has 16 bytes.
-  INLINE void store(const FragC* o, T* out) {
+  // The results of a warpgroup take the place of its queries, from where TMA stores them: exchanges between lanes until
+  // each has a vector would be three times as many instructions, which run once and must all be fetched.
+  INLINE void store(const FragC* o, const TensorMap& output) {
+    const int warpgroup = rows.at.subgroup / 4, row = rows.at.subgroup % 4 * 16 + (rows.at.lane & 15);
+    float scale[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      const int i = rows.row(r);
-      const float total = frag_row_sum(rows.row_sum[r]), scale = total > 0.0f ? 1.0f / total : 0.0f;
-      T* const to = out + ((int64_t)rows.b * C::O_B + (int64_t)rows.h * C::O_H + (int64_t)i * C::O_S);
+      const float total = frag_row_sum(rows.row_sum[r]);
+      scale[r] = total > 0.0f ? 1.0f / total : 0.0f;
+    }
+    T* const own = qs + warpgroup * (64 * 64);
 #pragma unroll
-      for (int g = 0; g < C::D / 32; g++) {
-        float x[8];
-        Vec<T, 8> row;
+    for (int n = 0; n < C::D / 16; n++) {
+      uint pairs[4];
 #pragma unroll
-        for (int j = 0; j < 8; j++) x[j] = o[4 * g + j / 2].v[2 * r + j % 2] * scale;
-        quad_transpose<1>(x, rows.at.lane);
-#pragma unroll
-        for (int j = 0; j < 8; j++) row.v[j] = narrow<T>(x[j]);
-        if (i < C::SQ) *(Vec<T, 8>*)(to + g * 32 + (rows.at.lane & 3) * 8) = row;
+      for (int i = 0; i < 4; i++) {
+        const float* const x = o[2 * n + i / 2].v + i % 2 * 2;
+        pairs[i] = pack_pair(x[0] * scale[i % 2], x[1] * scale[i % 2], (T*)nullptr);
       }
+      stmatrix_x4(own + n / 4 * (C::ROWS * 64) + swizzle_128(row, n % 4 * 2 + (rows.at.lane >> 4)), pairs);
+    }
+    fence_async_shared();
+    named_barrier(1 + warpgroup, 128);
+    if (rows.at.tid % 128 == 0) {
+#pragma unroll
+      for (int half = 0; half < HALVES; half++)
+        tma_store(output, own + half * (C::ROWS * 64), half * 64, rows.q0 + warpgroup * 64, rows.h, rows.b);
+      tma_store_commit();
+      tma_store_wait_read();
     }
   }
 };
 
-// barriers: [2 * SLOTS + 1], mbarriers of full and of empty slots, and of the queries.
+// barriers: [2 * SLOTS + 1], mbarriers of full and of empty slots, and of the queries. `output`: its tiles, if
+// TMA_STORE; otherwise threads store to `out`.
 template <class C>
 INLINE void flash_wgmma(
-    const TensorMap& q, const TensorMap& k, const TensorMap& v, const int64_t* positions, typename C::T* out,
-    typename C::T* ring, typename C::T* qs, int64_t* barriers, int* limit, Thread at) {
+    const TensorMap& q, const TensorMap& k, const TensorMap& v, const TensorMap& output, const int64_t* positions,
+    typename C::T* out, typename C::T* ring, typename C::T* qs, int64_t* barriers, int* limit, Thread at) {
   FlashWgmma<C> f;
   const int tiles = (C::SQ + C::ROWS - 1) / C::ROWS, heads = C::H * C::B;
   f.rows.tile = tiles - 1 - at.workgroup / heads;  // tiles with the most keys first
@@ -188,6 +200,6 @@ INLINE void flash_wgmma(
     if (at.subgroup == C::WARPGROUPS * 4 && at.lane == 0) f.load(q, k, v, steps);
   } else {
     if (C::WARPGROUPS == 2) more_registers<232>();
-    f.attend(steps, out);
+    f.attend(steps, output, out);
   }
 }

@@ -35,9 +35,6 @@ INLINE int cluster_rank() {
 }
 // Makes the mbarriers of all blocks usable. It orders no other accesses to memory, for which it would have to wait.
 INLINE void cluster_start() { asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory"); }
-INLINE void cluster_barrier() {
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
 // The corresponding address in the shared memory of block `rank`.
 INLINE uint cluster_address(const void* p, int rank) {
   uint at;
@@ -46,14 +43,20 @@ INLINE uint cluster_address(const void* p, int rank) {
 }
 INLINE uint register_bits(float x) { return bits_of_f32(x); }
 INLINE uint register_bits(int x) { return (uint)x; }
-template <class T> INLINE void cluster_store(uint at, T x, T y) {
-  asm volatile("st.shared::cluster.v2.b32 [%0], {%1, %2};"
-               :: "r"(at), "r"(register_bits(x)), "r"(register_bits(y)) : "memory");
+// Stores to the shared memory of a block of the cluster, whose mbarrier `full` receives the bytes.
+template <class T> INLINE void cluster_store(uint at, uint full, T x, T y) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%2, %3}, [%1];"
+               :: "r"(at), "r"(full), "r"(register_bits(x)), "r"(register_bits(y)) : "memory");
 }
-template <class T> INLINE void cluster_store(uint at, T x, T y, T z, T w) {
-  asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};"
-               :: "r"(at), "r"(register_bits(x)), "r"(register_bits(y)), "r"(register_bits(z)), "r"(register_bits(w))
-               : "memory");
+template <class T> INLINE void cluster_store(uint at, uint full, T x, T y, T z, T w) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%2, %3, %4, %5}, [%1];"
+               :: "r"(at), "r"(full), "r"(register_bits(x)), "r"(register_bits(y)), "r"(register_bits(z)),
+                  "r"(register_bits(w)) : "memory");
+}
+// Waits for what blocks of the cluster store.
+INLINE void cluster_wait(int64_t* b, int parity) {
+  asm volatile("{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
+               "@p bra DONE;\nbra AGAIN;\nDONE:\n}" :: "r"(shared_address(b)), "r"(parity) : "memory");
 }
 
 // -- TMA: one thread starts the copy of a tile between global and shared memory; loads signal bytes to an mbarrier

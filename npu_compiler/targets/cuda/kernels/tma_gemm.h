@@ -54,9 +54,14 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
   constexpr int PRODUCER = COPIERS + Decoder::COPIERS;                                // the warp that issues loads
   ASSUME(th.tid >= 0 && th.tid < PRODUCER * 32 + (D::PROMOTED ? 128 : 32));
   const Ring<D> ring = {slots, full, full + D::STAGES};
+  int64_t* const sent = full + 2 * D::STAGES;  // of the partial sums, if SPLITS > 1
   const int rank = D::SPLITS > 1 ? cluster_rank() : 0;
   if (th.tid == 0) {
     if constexpr (Decoder::ENABLED) decoder.template init<D>();
+    if constexpr (D::SPLITS > 1) {
+      mbarrier_init(sent, 1);
+      mbarrier_expect_bytes(sent, D::TILE_M * D::TILE_N * 4);
+    }
     init_ring(ring);
   }
   if (D::SPLITS > 1) cluster_start();
@@ -87,7 +92,6 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
         if constexpr (D::RESULT_STAGES > 0) ResultStages<D>::template prefill<0>(ring, at, tile, to);
       }
     }
-    if (D::SPLITS > 1) cluster_barrier();
     return;
   }
   if constexpr (Decoder::ENABLED) {
@@ -95,7 +99,6 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
       const int tile = th.workgroup / D::SPLITS;
       if (th.subgroup >= COPIERS) decoder.template copy<S, D>(tile, rank, th.subgroup - COPIERS, th.lane);
       else decoder.template decode<S, D>(ring, tile, rank, th.subgroup - CONSUMERS, th.lane);
-      if (D::SPLITS > 1) cluster_barrier();
       return;
     }
   }
@@ -114,7 +117,8 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
     if constexpr (D::SPLITS > 1) {
       typedef Share<D, E> Vector;
       typename E::Ahead ahead[Vector::VECTORS];
-      float factor[Vector::VECTORS];
+      ShareFactors<D, Scale> factors;
+      factors.read(scale, tile, rank, th.tid);
       if constexpr (D::READ_AHEAD) {
 #pragma unroll
         for (int i = 0; i < Vector::VECTORS; i++) {
@@ -122,21 +126,10 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
           if (v.inside()) epilogue.read_ahead(row0 + v.m, v.n / D::PRODUCTS, ahead[i]);
         }
       }
-      if constexpr (Scale::ENABLED) {
-#pragma unroll
-        for (int i = 0; i < Vector::VECTORS; i++) {
-          const Vector v(i, th.tid, rank, tile);
-          if (v.inside()) {
-            float total = 0.0f;
-#pragma unroll
-            for (int part = 0; part < Scale::TILES; part++) total += scale.sums[part * Scale::ROWS + v.m];
-            factor[i] = scale.factor(total);
-          }
-        }
-      }
       multiply_stages<S>(acc, ring, at, rank, th, release);
       factors_of_columns.apply(columns, acc, turn, th);
-      store_share<D, E, Scale>(epilogue, acc, parts, factor, ahead, tile, rank, th, row_sums);
+      factors.find(scale, (float*)parts, th.tid);
+      store_share<D, E, Scale>(epilogue, acc, parts, sent, ahead, tile, rank, th, row_sums);
     } else {
       constexpr int PIECES = D::TILE_N / (32 * D::PRODUCTS);
       typename E::Ahead ahead[D::READ_AHEAD ? 2 * PIECES : 1];

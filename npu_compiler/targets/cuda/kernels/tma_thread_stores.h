@@ -71,8 +71,11 @@ INLINE void store_tile(const E& epilogue, const TileC<D>& acc, const Factors& fa
 }
 
 // -- split-K in a cluster
+constexpr int PARTS_PAD = 16;  // floats behind a row of partial sums, to avoid bank conflicts
+
+// The rows that a block adds up, in vectors.
 template <class D, class E> struct Share {
-  static constexpr int ROWS = D::TILE_M / D::SPLITS, LD = D::TILE_N + 16;  // padded to avoid bank conflicts
+  static constexpr int ROWS = D::TILE_M / D::SPLITS, LD = D::TILE_N + PARTS_PAD;
   static constexpr int VALUES = E::WIDTH * D::PRODUCTS, PER_ROW = D::TILE_N / VALUES, THREADS = D::TILE_M * 2;
   static constexpr int VECTORS = (ROWS * PER_ROW + THREADS - 1) / THREADS;  // of a thread
   int r, n0, m, n;
@@ -87,37 +90,67 @@ template <class D, class E> struct Share {
   INLINE bool inside() const { return r < ROWS && m < D::M && n < D::N; }
 };
 
+// The row norm's factors of a block's share of the rows. The lanes that read a row's sums follow one another. In front of
+// the main loop they are only requested.
+template <class D, class Scale> struct ShareFactors {
+  static constexpr int LANES = 2 * D::SPLITS, EACH = (Scale::TILES + LANES - 1) / LANES;
+  float sums[Scale::ENABLED ? EACH : 1];
+
+  INLINE void read(const Scale& scale, TileIndex tile, int rank, int tid) {
+    if constexpr (Scale::ENABLED) {
+      const int m = tile.m * D::TILE_M + rank * (D::TILE_M / D::SPLITS) + tid / LANES;
+#pragma unroll
+      for (int i = 0; i < EACH; i++) {
+        const int part = i * LANES + tid % LANES;
+        sums[i] = part < Scale::TILES && m < Scale::ROWS ? scale.sums[part * Scale::ROWS + m] : 0.0f;
+      }
+    }
+  }
+  // Puts the factor of each row into the padding behind the partial sums of that row in `parts`.
+  INLINE void find(const Scale& scale, float* parts, int tid) {
+    if constexpr (Scale::ENABLED) {
+      float total = 0.0f;
+#pragma unroll
+      for (int i = 0; i < EACH; i++) total += sums[i];
+#pragma unroll
+      for (int m = 1; m < LANES; m *= 2) total += subgroup_xor(total, m);
+      if (tid % LANES == 0) parts[tid / LANES * (D::TILE_N + PARTS_PAD) + D::TILE_N] = scale.factor(total);
+      named_barrier(1 + D::TILE_M / 64, D::TILE_M * 2);  // the warpgroups' own barriers have the numbers before
+    }
+  }
+};
+
 // Sends a warp's 16 rows from `row` on to the blocks of the cluster that add them up, whose `sums` are [rank, SHARE,
-// LD]. Two neighbouring lanes exchange pairs of two blocks of 8 columns, so that each stores four neighbours: the even
-// lane those of the first block, the odd lane those of the second.
+// LD] and whose mbarriers `sent` count their bytes. Two neighbouring lanes exchange pairs of two blocks of 8 columns, so
+// that each stores four neighbours: the even lane those of the first block, the odd lane those of the second.
 template <int SHARE, int LD, int N, class Sum>
-INLINE void cluster_send(Sum* sums, int rank, const WgmmaC<N, Sum>& c, int row, int lane) {
+INLINE void cluster_send(Sum* sums, int64_t* sent, int rank, const WgmmaC<N, Sum>& c, int row, int lane) {
   const bool odd = lane & 1;
 #pragma unroll
   for (int h = 0; h < 2; h++) {
     const int r = row + (lane >> 2) + 8 * h;
     const uint to = cluster_address(sums + (rank * SHARE + r % SHARE) * LD, r / SHARE);
+    const uint full = cluster_address(sent, r / SHARE);
 #pragma unroll
     for (int j = 0; j + 1 < N / 8; j += 2) {
       const Sum* left = c.v + 4 * j + 2 * h;
       const Sum* right = left + 4;
       const Sum x = subgroup_xor(odd ? left[0] : right[0], 1), y = subgroup_xor(odd ? left[1] : right[1], 1);
       const uint at = to + (j + (odd ? 1 : 0)) * 32 + (lane & 2) * 8;
-      if (odd) cluster_store(at, x, y, right[0], right[1]);
-      else cluster_store(at, left[0], left[1], x, y);
+      cluster_store(at, full, odd ? x : left[0], odd ? y : left[1], odd ? right[0] : x, odd ? right[1] : y);
     }
     if (N / 8 % 2)
-      cluster_store(to + (N / 8 - 1) * 32 + (lane & 3) * 8, c.v[N / 2 - 4 + 2 * h], c.v[N / 2 - 3 + 2 * h]);
+      cluster_store(to + (N / 8 - 1) * 32 + (lane & 3) * 8, full, c.v[N / 2 - 4 + 2 * h], c.v[N / 2 - 3 + 2 * h]);
   }
 }
 
-// `parts`: shared memory for the partial sums of all blocks. `factor`: the row norm's factor of each vector.
+// `parts`: shared memory for the partial sums of all blocks, whose bytes the mbarrier `sent` counts.
 template <class D, class E, class Scale>
-INLINE void store_share(const E& epilogue, const TileC<D>& acc, typename D::Sum* parts, const float* factor,
+INLINE void store_share(const E& epilogue, const TileC<D>& acc, typename D::Sum* parts, int64_t* sent,
                         const typename E::Ahead* ahead, TileIndex tile, int rank, const Thread& th, float* row_sums) {
   typedef Share<D, E> S;
-  cluster_send<S::ROWS, S::LD>(parts, rank, acc, th.subgroup * 16, th.lane);
-  cluster_barrier();
+  cluster_send<S::ROWS, S::LD>(parts, sent, rank, acc, th.subgroup * 16, th.lane);
+  cluster_wait(sent, 0);
 #pragma unroll
   for (int i = 0; i < S::VECTORS; i++) {
     const S s(i, th.tid, rank, tile);
@@ -129,7 +162,7 @@ INLINE void store_share(const E& epilogue, const TileC<D>& acc, typename D::Sum*
         for (int e = 0; e < S::VALUES; e++) x[e] += parts[(part * S::ROWS + s.r) * S::LD + s.n0 + e];
       if constexpr (Scale::ENABLED) {
 #pragma unroll
-        for (int e = 0; e < S::VALUES; e++) x[e] *= factor[i];
+        for (int e = 0; e < S::VALUES; e++) x[e] *= parts[s.r * S::LD + D::TILE_N];
       }
       const int row0 = D::BATCH > 1 ? tile.batch * D::M : 0;
       const float sum = epilogue.store(row0 + s.m, s.n / D::PRODUCTS, x, ahead[D::READ_AHEAD ? i : 0], typename E::Shared());

@@ -98,7 +98,7 @@ template <class C> struct FlashRows {
   // Returns the score x of row i, the lane's row r, and column c of the tile, or -inf if this key is masked.
   INLINE float masked_score(float x, int r, int i, int step, int c) {
     const int t = step * C::KEYS + c;
-    bool seen = t < valid;
+    bool seen = C::BY_POSITION || t < valid;  // no row attends to keys beyond the last one that some row attends to
     if (C::CAUSAL) seen = seen && t <= i;
     if (C::BY_POSITION) seen = seen && t <= last_key[r];
     if (C::MASKED) {
@@ -120,39 +120,40 @@ template <class C> struct FlashRows {
   // earlier results.
   INLINE void softmax(THREAD FragC* s, THREAD float* rescaling, int step) {
     const float now = C::SCALE_LATE ? 1.0f : C::SCALE, later = C::SCALE_LATE ? C::SCALE : 1.0f;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      const int i = row(r);
-      float maximum = row_max[r];
-      if (is_partly_masked(step)) {
-#pragma unroll
-        for (int j = 0; j < C::KEYS / 8; j++)
-#pragma unroll
-          for (int e = 2 * r; e < 2 * r + 2; e++) {
-            const float x = masked_score(s[j].v[e] * now, r, i, step, j * 8 + frag_column(at.lane, e));
-            s[j].v[e] = x;
-            maximum = m_max(maximum, x);
-          }
-      } else {
-#pragma unroll
-        for (int j = 0; j < C::KEYS / 8; j++)
-#pragma unroll
-          for (int e = 2 * r; e < 2 * r + 2; e++) {
-            s[j].v[e] *= now;
-            maximum = m_max(maximum, s[j].v[e]);
-          }
-      }
-      maximum = frag_row_max(maximum);
-      const float base = maximum == -m_inf_float() ? 0.0f : maximum * later;
-      rescaling[r] = m_exp2(row_max[r] * later - base);
-      float weight_sum = 0.0f;
+    const int i[2] = {row(0), row(1)};
+    float maximum[2] = {row_max[0], row_max[1]}, base[2], weight_sum[2] = {0.0f, 0.0f};
+    // the two rows in turns, because each is a chain of instructions that wait for one another
+    if (is_partly_masked(step)) {
 #pragma unroll
       for (int j = 0; j < C::KEYS / 8; j++)
 #pragma unroll
-        for (int e = 2 * r; e < 2 * r + 2; e++) weight_sum += s[j].v[e] = m_exp2_fast(s[j].v[e] * later - base);
-      row_max[r] = maximum;
-      row_sum[r] = row_sum[r] * rescaling[r] + weight_sum;
+        for (int e = 0; e < 4; e++) {
+          const int r = e / 2;
+          s[j].v[e] = masked_score(s[j].v[e] * now, r, i[r], step, j * 8 + frag_column(at.lane, e));
+          maximum[r] = m_max(maximum[r], s[j].v[e]);
+        }
+    } else {
+#pragma unroll
+      for (int j = 0; j < C::KEYS / 8; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+          s[j].v[e] *= now;
+          maximum[e / 2] = m_max(maximum[e / 2], s[j].v[e]);
+        }
     }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      maximum[r] = frag_row_max(maximum[r]);
+      base[r] = maximum[r] == -m_inf_float() ? 0.0f : maximum[r] * later;
+      rescaling[r] = m_exp2(row_max[r] * later - base[r]);
+      row_max[r] = maximum[r];
+    }
+#pragma unroll
+    for (int j = 0; j < C::KEYS / 8; j++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) weight_sum[e / 2] += s[j].v[e] = m_exp2_fast(s[j].v[e] * later - base[e / 2]);
+#pragma unroll
+    for (int r = 0; r < 2; r++) row_sum[r] = row_sum[r] * rescaling[r] + weight_sum[r];
   }
   INLINE void rescale(THREAD FragC* o, THREAD const float* rescaling) const {
 #pragma unroll
