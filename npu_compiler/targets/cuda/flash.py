@@ -41,7 +41,7 @@ def emit_wgmma_flash(kernel: Attention, dialect: Dialect) -> Emission:
         f.array("int64_t", "barriers", 2 * SLOTS + 1),
         f.array("int", "limit", 2 * threads // SUBGROUP) if sizes["LIMITED"] else "nullptr",
     ]
-    maps = [f.tile_map(n, _map(o, size)) for n, (o, size) in enumerate(((q, rows), (k, KEYS), (v, KEYS)))]
+    maps = [f.tile_map(n, _map(o, size)) for n, (o, size) in enumerate(((q, 64), (k, KEYS), (v, KEYS)))]
     maps.append(f.tile_map(~0, _map(out, 64)) if tma_store else maps[0])
     operands = [f.pointer(positions) if positions is not None else "nullptr"]
     operands.append("nullptr" if tma_store else f.pointer(~0))
@@ -51,7 +51,7 @@ def emit_wgmma_flash(kernel: Attention, dialect: Dialect) -> Emission:
 
 
 def _map(op: Operand, rows: int) -> TileMap:
-    """Return the tensor map of operand [B, H, S, D] with tiles of ``rows`` by 64 columns."""
+    """Return the tensor map of operand [B, H, S, D] with tiles of ``rows``, as one or two blocks of 64 columns."""
     b, h, n, d = op.shape
-    strides = tuple(s * 2 if count > 1 else 16 for s, count in zip(op.strides[2::-1], (n, h, b), strict=True))
-    return TileMap((d, n, h, b), strides, (64, rows, 1, 1), 128)
+    row, head, batch = (s * 2 if count > 1 else 16 for s, count in zip(op.strides[2::-1], (n, h, b), strict=True))
+    return TileMap((64, n, d // 64, h, b), (row, 128, head, batch), (64, rows, d // 64, 1, 1), 128)

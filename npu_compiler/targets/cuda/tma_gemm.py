@@ -35,6 +35,7 @@ from .tile_selection import (
 from .tma_epilogue import hold_vectors, residual_of, row_pitch, supports_tma_store, vector_bytes
 
 MAX_PREFETCHED = 2  # the most vectors of residuals that a thread of a cluster reads before the main loop
+MAX_PRIMED = 36 << 10  # bytes of weights: an SM's loads are served in order, so they delay the first left operands
 
 
 def supports_tma(kernel: Gemm | Conv2d) -> bool:
@@ -211,7 +212,8 @@ class TmaGemm:
         """Return the number of stages of weights that are loaded before preceding kernels end."""
         s = self._first()
         constant = s.kernel.inputs[s.kernel.rhs].buffer.kind in ("weight", "const")
-        return min(self.plan.stages, self._steps(s) // self.plan.splits) if constant else 0
+        few = max(1, MAX_PRIMED // (self.plan.n * self.step * 2))
+        return min(self.plan.stages, self._steps(s) // self.plan.splits, few) if constant else 0
 
     # -- operands
     def _steps(self, s: Operands) -> int:

@@ -15,7 +15,7 @@ template <class C> struct FlashWgmma {
   CONSTANTS int HALVES = C::D / 64, SIZE = C::KEYS * C::D;  // column blocks of 128 bytes in a tile; elements of a tile
   FlashRows<C> rows;
   T* ring;  // [SLOTS, HALVES, KEYS, 64]
-  T* qs;    // [HALVES, ROWS, 64]: queries, and in the end results
+  T* qs;    // [WARPGROUPS, HALVES, 64, 64]: queries, and in the end results
   int64_t* full;
   int64_t* empty;
   int64_t* queries;
@@ -31,9 +31,7 @@ template <class C> struct FlashWgmma {
   INLINE void load_tile(const TensorMap& map, int step) {
     mbarrier_wait(empty + slot, phase);
     mbarrier_expect_bytes(full + slot, SIZE * 2);
-#pragma unroll
-    for (int half = 0; half < HALVES; half++)
-      tma_load(ring + slot * SIZE + half * C::KEYS * 64, map, full + slot, half * 64, step * C::KEYS, rows.hk, rows.b);
+    tma_load(ring + slot * SIZE, map, full + slot, 0, step * C::KEYS, 0, rows.hk, rows.b);
     advance();
   }
 
@@ -41,8 +39,8 @@ template <class C> struct FlashWgmma {
     fence_async_global();
     mbarrier_expect_bytes(queries, C::ROWS * C::D * 2);
 #pragma unroll
-    for (int half = 0; half < HALVES; half++)
-      tma_load(qs + half * C::ROWS * 64, q, queries, half * 64, rows.q0, rows.h, rows.b);
+    for (int w = 0; w < C::WARPGROUPS; w++)
+      tma_load(qs + w * (64 * C::D), q, queries, 0, rows.q0 + w * 64, 0, rows.h, rows.b);
     slot = 0;
     phase = 1;
     for (int step = 0; step < steps; step++) {  // in the order in which they are used
@@ -62,14 +60,14 @@ template <class C> struct FlashWgmma {
     wgmma_zero(scores);
     mbarrier_wait(full + used, phase);
     wgmma_fence();
-    uint64_t left = wgmma_descriptor<64>(qs + rows.at.subgroup / 4 * (64 * 64));
+    uint64_t left = wgmma_descriptor<64>(qs + rows.at.subgroup / 4 * (64 * C::D));
     defined_here(left);  // or else registers would hold the descriptors of all products
     const uint64_t right = wgmma_descriptor<64>(ring + used * SIZE);
 #pragma unroll
     for (int half = 0; half < HALVES; half++)
 #pragma unroll
       for (int k = 0; k < 4; k++)
-        wgmma_k16(scores, left + half * (C::ROWS * 8) + 2 * k, right + half * (C::KEYS * 8) + 2 * k, ring);
+        wgmma_k16(scores, left + half * (64 * 8) + 2 * k, right + half * (C::KEYS * 8) + 2 * k, ring);
     wgmma_commit();
     advance();
     return used;
@@ -137,7 +135,7 @@ template <class C> struct FlashWgmma {
       const float total = frag_row_sum(rows.row_sum[r]);
       scale[r] = total > 0.0f ? 1.0f / total : 0.0f;
     }
-    T* const own = qs + warpgroup * (64 * 64);
+    T* const own = qs + warpgroup * (64 * C::D);
 #pragma unroll
     for (int n = 0; n < C::D / 16; n++) {
       uint pairs[4];
@@ -146,14 +144,12 @@ template <class C> struct FlashWgmma {
         const float* const x = o[2 * n + i / 2].v + i % 2 * 2;
         pairs[i] = pack_pair(x[0] * scale[i % 2], x[1] * scale[i % 2], (T*)nullptr);
       }
-      stmatrix_x4(own + n / 4 * (C::ROWS * 64) + swizzle_128(row, n % 4 * 2 + (rows.at.lane >> 4)), pairs);
+      stmatrix_x4(own + n / 4 * (64 * 64) + swizzle_128(row, n % 4 * 2 + (rows.at.lane >> 4)), pairs);
     }
     fence_async_shared();
     named_barrier(1 + warpgroup, 128);
     if (rows.at.tid % 128 == 0) {
-#pragma unroll
-      for (int half = 0; half < HALVES; half++)
-        tma_store(output, own + half * (C::ROWS * 64), half * 64, rows.q0 + warpgroup * 64, rows.h, rows.b);
+      tma_store(output, own, 0, rows.q0 + warpgroup * 64, 0, rows.h, rows.b);
       tma_store_commit();
       tma_store_wait_read();
     }

@@ -43,15 +43,18 @@ INLINE uint cluster_address(const void* p, int rank) {
 }
 INLINE uint register_bits(float x) { return bits_of_f32(x); }
 INLINE uint register_bits(int x) { return (uint)x; }
-// Stores to the shared memory of a block of the cluster, whose mbarrier `full` receives the bytes.
-template <class T> INLINE void cluster_store(uint at, uint full, T x, T y) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%2, %3}, [%1];"
-               :: "r"(at), "r"(full), "r"(register_bits(x)), "r"(register_bits(y)) : "memory");
+// Stores to the shared memory of a block of the cluster, whose mbarrier `full` counts the bytes; if `own`, to that of this
+// block, at a shared_address(), where threads see it behind a barrier.
+template <class T> INLINE void cluster_store(bool own, uint at, uint full, T x, T y) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %4, 0;\n@p st.shared::cta.v2.b32 [%0], {%2, %3};\n"
+               "@!p st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%2, %3}, [%1];\n}"
+               :: "r"(at), "r"(full), "r"(register_bits(x)), "r"(register_bits(y)), "r"((int)own) : "memory");
 }
-template <class T> INLINE void cluster_store(uint at, uint full, T x, T y, T z, T w) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%2, %3, %4, %5}, [%1];"
+template <class T> INLINE void cluster_store(bool own, uint at, uint full, T x, T y, T z, T w) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n@p st.shared::cta.v4.b32 [%0], {%2, %3, %4, %5};\n"
+               "@!p st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%2, %3, %4, %5}, [%1];\n}"
                :: "r"(at), "r"(full), "r"(register_bits(x)), "r"(register_bits(y)), "r"(register_bits(z)),
-                  "r"(register_bits(w)) : "memory");
+                  "r"(register_bits(w)), "r"((int)own) : "memory");
 }
 // Waits for what blocks of the cluster store.
 INLINE void cluster_wait(int64_t* b, int parity) {
@@ -77,6 +80,10 @@ INLINE void tma_load(void* to, const TensorMap& m, int64_t* full, int x, int y, 
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
                :: "r"(shared_address(to)), "l"(&m), "r"(shared_address(full)), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
+INLINE void tma_load(void* to, const TensorMap& m, int64_t* full, int x, int y, int z, int w, int v) {
+  asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
+               :: "r"(shared_address(to)), "l"(&m), "r"(shared_address(full)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v) : "memory");
+}
 // Loads pixels of image n in row-major order from (x, y) on, shifted by the tap (right, down).
 INLINE void tma_load_im2col(void* to, const TensorMap& m, int64_t* full, int c, int x, int y, int n, int right, int down) {
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
@@ -91,6 +98,10 @@ INLINE void tma_store(const TensorMap& m, const void* from, int x, int y, int z)
 INLINE void tma_store(const TensorMap& m, const void* from, int x, int y, int z, int w) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
                :: "l"(&m), "r"(shared_address(from)), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+INLINE void tma_store(const TensorMap& m, const void* from, int x, int y, int z, int w, int v) {
+  asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];"
+               :: "l"(&m), "r"(shared_address(from)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v) : "memory");
 }
 INLINE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Waits until the stores of this thread, but for the last LATER groups, have read shared memory, so that it may be

@@ -60,7 +60,7 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
     if constexpr (Decoder::ENABLED) decoder.template init<D>();
     if constexpr (D::SPLITS > 1) {
       mbarrier_init(sent, 1);
-      mbarrier_expect_bytes(sent, D::TILE_M * D::TILE_N * 4);
+      mbarrier_expect_bytes(sent, (D::SPLITS - 1) * (D::TILE_M / D::SPLITS) * D::TILE_N * 4);
     }
     init_ring(ring);
   }

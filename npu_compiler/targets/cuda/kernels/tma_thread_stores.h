@@ -115,7 +115,6 @@ template <class D, class Scale> struct ShareFactors {
 #pragma unroll
       for (int m = 1; m < LANES; m *= 2) total += subgroup_xor(total, m);
       if (tid % LANES == 0) parts[tid / LANES * (D::TILE_N + PARTS_PAD) + D::TILE_N] = scale.factor(total);
-      named_barrier(1 + D::TILE_M / 64, D::TILE_M * 2);  // the warpgroups' own barriers have the numbers before
     }
   }
 };
@@ -129,7 +128,9 @@ INLINE void cluster_send(Sum* sums, int64_t* sent, int rank, const WgmmaC<N, Sum
 #pragma unroll
   for (int h = 0; h < 2; h++) {
     const int r = row + (lane >> 2) + 8 * h;
-    const uint to = cluster_address(sums + (rank * SHARE + r % SHARE) * LD, r / SHARE);
+    const bool own = r / SHARE == rank;
+    const Sum* const place = sums + (rank * SHARE + r % SHARE) * LD;
+    const uint to = own ? shared_address(place) : cluster_address(place, r / SHARE);
     const uint full = cluster_address(sent, r / SHARE);
 #pragma unroll
     for (int j = 0; j + 1 < N / 8; j += 2) {
@@ -137,19 +138,20 @@ INLINE void cluster_send(Sum* sums, int64_t* sent, int rank, const WgmmaC<N, Sum
       const Sum* right = left + 4;
       const Sum x = subgroup_xor(odd ? left[0] : right[0], 1), y = subgroup_xor(odd ? left[1] : right[1], 1);
       const uint at = to + (j + (odd ? 1 : 0)) * 32 + (lane & 2) * 8;
-      cluster_store(at, full, odd ? x : left[0], odd ? y : left[1], odd ? right[0] : x, odd ? right[1] : y);
+      cluster_store(own, at, full, odd ? x : left[0], odd ? y : left[1], odd ? right[0] : x, odd ? right[1] : y);
     }
     if (N / 8 % 2)
-      cluster_store(to + (N / 8 - 1) * 32 + (lane & 3) * 8, full, c.v[N / 2 - 4 + 2 * h], c.v[N / 2 - 3 + 2 * h]);
+      cluster_store(own, to + (N / 8 - 1) * 32 + (lane & 3) * 8, full, c.v[N / 2 - 4 + 2 * h], c.v[N / 2 - 3 + 2 * h]);
   }
 }
 
-// `parts`: shared memory for the partial sums of all blocks, whose bytes the mbarrier `sent` counts.
+// `parts`: shared memory for the partial sums of all blocks. The mbarrier `sent` counts the bytes of the others.
 template <class D, class E, class Scale>
 INLINE void store_share(const E& epilogue, const TileC<D>& acc, typename D::Sum* parts, int64_t* sent,
                         const typename E::Ahead* ahead, TileIndex tile, int rank, const Thread& th, float* row_sums) {
   typedef Share<D, E> S;
   cluster_send<S::ROWS, S::LD>(parts, sent, rank, acc, th.subgroup * 16, th.lane);
+  named_barrier(1 + D::TILE_M / 64, S::THREADS);  // the warpgroups' own barriers have the numbers before
   cluster_wait(sent, 0);
 #pragma unroll
   for (int i = 0; i < S::VECTORS; i++) {

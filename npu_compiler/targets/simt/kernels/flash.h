@@ -35,7 +35,7 @@ template <class C> struct FlashRows {
 
   INLINE int row(int r) { return q0 + at.subgroup * 16 + frag_row(at.lane, 2 * r); }
 
-  // Computes how many keys the workgroup reads. Positions that are inputs are read before pdl_wait().
+  // Computes how many keys the workgroup and the lane's rows read. Positions that are inputs are read before pdl_wait().
   INLINE void range() {
     if (!C::POSITIONS_ARE_INPUTS) pdl_wait();
     valid = C::SK;
@@ -67,19 +67,20 @@ template <class C> struct FlashRows {
       }
     }
     if (C::CAUSAL) valid = q0 + C::ROWS < valid ? q0 + C::ROWS : valid;
+    if (C::BY_POSITION) {
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        const int i = row(r);
+        const int64_t position = positions[(i < C::SQ ? i : C::SQ - 1) * C::LIMIT];
+        last_key[r] = position < 0 ? -1 : position < C::SK ? (int)position : C::SK - 1;
+      }
+    }
     if (C::POSITIONS_ARE_INPUTS) pdl_wait();
   }
 
   INLINE void start() {
     row_max[0] = row_max[1] = -m_inf_float();
     row_sum[0] = row_sum[1] = 0.0f;
-    if (!C::BY_POSITION) return;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      const int i = row(r);
-      const int64_t position = positions[(i < C::SQ ? i : C::SQ - 1) * C::LIMIT];
-      last_key[r] = position < 0 ? -1 : position < C::SK ? (int)position : C::SK - 1;
-    }
   }
 
   // Whether a key of the tile may be masked for some row of the workgroup.
