@@ -40,6 +40,15 @@ def test_it_takes_one_kernel(d: int, dv: int) -> None:
     assert "flash<" in program.sources["kernels.cu"]
 
 
+@cuda_gpu.compiles()
+@pytest.mark.parametrize("d", [64, 128])
+def test_results_leave_as_tiles(d: int) -> None:
+    """Those of a head are one store of a warpgroup."""
+    args = tuple(x.bfloat16() for x in operands(130, 130, d, d))
+    kernels = npu_compiler.compile(capture(Attention(True), args), target="cuda:sm_90").sources["kernels.cu"]
+    assert "flash_wgmma<" in kernels and "TMA_STORE = true" in kernels
+
+
 @pytest.mark.cuda
 @pytest.mark.skipif(bool(cuda_gpu.reason()), reason=cuda_gpu.reason() or "there is a GPU")
 @pytest.mark.parametrize("causal", [False, True])

@@ -20,7 +20,7 @@ from npu_compiler.targets.cuda.dialect import DIALECT, HOPPER
 from npu_compiler.targets.cuda.tile_selection import choose, device_of
 from npu_compiler.targets.cuda.tma_conv import supports_tma_conv
 from npu_compiler.targets.cuda.tma_epilogue import residual_of, row_pitch, supports_tma_store
-from npu_compiler.targets.cuda.tma_gemm import supports_tma, tile_k
+from npu_compiler.targets.cuda.tma_gemm import MAX_PRIMED, supports_tma, tile_k
 from npu_compiler.targets.simt.emit import Functions
 from npu_compiler.targets.simt.kernels.gemm import product_of
 from npu_compiler.targets.simt.lang.program import ARENA, Launch, TileMap, pack, unpack
@@ -80,6 +80,16 @@ def test_a_plan_fits_the_chip(name: str) -> None:
     assert left.box[:2] == (step, plan.m) and right.box[:2] == (step, plan.n) and left.swizzle == 2 * step
     assert all(s % 16 == 0 for s in (*left.strides, *right.strides))
     assert ("__cluster_dims__" in functions.text[launch.function]) == (plan.splits > 1)
+
+
+@pytest.mark.parametrize("name", ["many", "long sums", "odd", "image"])
+def test_few_weights_are_loaded_before_the_kernel_in_front_ends(name: str) -> None:
+    """They delay the left operand, if the kernel starts when that one ends."""
+    text = (functions := Functions(HOPPER)).text[functions.launch(KERNELS[name]).function]
+    primed, columns, step = (
+        int(text.partition(f" {size} = ")[2].split(",")[0]) for size in ("PRIMED", "TILE_N", "TILE_K")
+    )
+    assert primed == 1 or 1 < primed * columns * step * 2 <= MAX_PRIMED
 
 
 def test_columns_that_are_neighbours_come_in_tiles_of_64() -> None:
