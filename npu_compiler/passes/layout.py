@@ -23,7 +23,8 @@ def sink_permutes(graph: Graph) -> None:
     convolutions produce them.
 
     A unit reshape (one that adds or drops size-1 dims) of a reduction's result also sinks through a pointwise op, so
-    that ops after a pool can join its kernel; so does any reshape of a product through one that depends on no position.
+    that ops after a pool can join its kernel; so does any reshape of what a product or reductions compute through one
+    that depends on no position.
     """
     static = static_values(graph)
     settled = _settled(graph)
@@ -114,9 +115,9 @@ def _sink_loops(graph: Graph, node: Node, static: set[Value], settled: set[Value
         stays = stays and live != sorted(live)
         if perm != tuple(range(len(domain))) and not stays and not _reorders_positions(node, perm):
             out = _permuted(graph, node, perm)
-            sunk = _sink_unit_or_product_reshape(graph, out, static)  # which was above the permute
+            sunk = _sink_pointwise_reshape(graph, out, static)  # which was above the permute
             return graph.permute(out if sunk is None else sunk, perm)
-    return _sink_unit_or_product_reshape(graph, node.out, static)
+    return _sink_pointwise_reshape(graph, node.out, static)
 
 
 def _sink_reshape(graph: Graph, node: Node) -> Value | None:
@@ -171,11 +172,11 @@ def _permuted(graph: Graph, node: Node, perm: Sequence[int]) -> Value:
     ).out  # fmt: skip
 
 
-def _sink_unit_or_product_reshape(graph: Graph, out: Value, static: set[Value]) -> Value | None:
+def _sink_pointwise_reshape(graph: Graph, out: Value, static: set[Value]) -> Value | None:
     if out.op != "pointwise":
         return None
     sunk = _sink_unit_reshape(graph, out.node, static)
-    return sunk if sunk is not None else _sink_product_reshape(graph, out.node)
+    return sunk if sunk is not None else _sink_computed_reshape(graph, out.node)
 
 
 def _sink_unit_reshape(graph: Graph, node: Node, static: set[Value]) -> Value | None:
@@ -209,22 +210,38 @@ def _sink_unit_reshape(graph: Graph, node: Node, static: set[Value]) -> Value | 
     return graph.reshape(graph.elementwise(source.shape, inputs, e), node.out.shape)
 
 
-def _sink_product_reshape(graph: Graph, node: Node) -> Value | None:
-    """Rewrite ``f(reshape(x))`` as ``reshape(f(x))`` if x is a product, or a function of one, and f depends on no
-    position and reads nothing else: a cast or an activation can then join the product's epilogue."""
+def _sink_computed_reshape(graph: Graph, node: Node) -> Value | None:
+    """Rewrite ``f(reshape(x))`` as ``reshape(f(x))`` if a product or reductions compute x, or what x is a function of,
+    and f depends on no position and reads nothing else: a cast or an activation can then join their kernel."""
     if len(node.inputs) != 1 or node.inputs[0].op != "reshape" or node.inputs[0].shape != node.out.shape:
         return None
     source = node.inputs[0].node.inputs[0]
     here, there = expr.identity_index(node.out.shape), expr.identity_index(source.shape)
-    e, product = node.attrs["expr"], source
-    while product.op == "pointwise" and len(product.node.inputs) == 1:
-        product = product.node.inputs[0]
-    if product.op not in ("matmul", "conv2d") or any(x.op == "load" and x.args != here for x in expr.walk(e)):
+    e = node.attrs["expr"]
+    if not _computed(source) or any(x.op == "load" and x.args != here for x in expr.walk(e)):
         return None
     if any(x.op == "index" for x in expr.walk(expr.substitute(e, loads=lambda x: expr.load(0, x.dtype, ())))):
         return None
     e = expr.substitute(e, loads=lambda x: expr.load(0, x.dtype, there))
     return graph.reshape(graph.elementwise(source.shape, [source], e), node.out.shape)
+
+
+def _computed(x: Value) -> bool:
+    """Whether a product computes x, or what x is a function of, or reductions compute part of it, as in a norm."""
+    while x.op == "pointwise" and len(x.node.inputs) == 1:
+        x = x.node.inputs[0]
+    if x.op != "pointwise":
+        return x.op in ("matmul", "conv2d", "reduce")
+    todo, seen = list(x.node.inputs), set(x.node.inputs)
+    while todo:
+        v = todo.pop()
+        if v.op == "reduce":
+            return True
+        if v.op == "pointwise" and len(seen) < 16:  # a norm has fewer
+            new = [i for i in v.node.inputs if i not in seen]
+            todo += new
+            seen.update(new)
+    return False
 
 
 def _sink_structural(graph: Graph, node: Node) -> Value | None:

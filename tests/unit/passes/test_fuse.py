@@ -150,12 +150,14 @@ def test_norms_and_softmax_are_one_kernel(f: Callable[[Value], Value]) -> None:
     assert len(kernels) == 1, kinds(kernels)
 
 
-def test_group_norm_is_one_kernel() -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_group_norm_and_its_activation_are_one_kernel(dtype: str) -> None:
     g = Graph("group norm")
     gain, shift = (g.weight(name, (6,), "float32") for name in ("gain", "shift"))
-    g.outputs = [("y", norms.grouped(g.input("x", (2, 6, 10), "float32"), 3, gain, shift, 1e-5)[0])]
+    y = norms.grouped(g.input("x", (2, 6, 10), dtype), 3, gain, shift, 1e-5)[0].cast(dtype)
+    g.outputs = [("y", g.pointwise(tanh, y).cast(dtype))]
     _, kernels = compiled(g)
-    assert len(kernels) == 1
+    assert len(kernels) == 1, kinds(kernels)
 
 
 def test_pointwise_chains_are_one_kernel_and_shared_work_is_done_once() -> None:
