@@ -9,6 +9,7 @@ from ..graph.expr import Expr
 from ..graph.graph import SCAN_EXTREMES, Graph, Node, Value
 from ..support import dtypes
 from ..target_config import TargetConfig
+from .layout import sink_reshapes
 from .load_time import static_values
 
 
@@ -32,6 +33,8 @@ def decompose(graph: Graph, config: TargetConfig) -> None:
                 new |= zip(node.outputs, made if isinstance(made, tuple) else (made,), strict=True)
         graph.sources = ()
         graph.replace(new)
+        if new:
+            sink_reshapes(graph)  # so that a cast joins the loops of a product
 
 
 def _served(node: Node, config: TargetConfig, static: set[Value]) -> bool:

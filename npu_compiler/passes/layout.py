@@ -59,6 +59,19 @@ def sink_permutes(graph: Graph) -> None:
     normalise(graph)
 
 
+def sink_reshapes(graph: Graph) -> None:
+    """Sink reshapes of what products and reductions compute through the pointwise ops behind them."""
+    static = static_values(graph)
+    new: dict[Value, Value] = {}
+    for node in list(graph.nodes):
+        node.inputs = [new.get(v, v) for v in node.inputs]
+        graph.sources = node.sources
+        if (out := _sink_pointwise_reshape(graph, node.out, static)) is not None:
+            new[node.out] = out
+    graph.sources = ()
+    graph.replace(new)
+
+
 def _permute_weights(graph: Graph, static: set[Value]) -> None:
     """Rewrite ``flatten(permute(x)) @ w`` as ``flatten(x) @ w'`` for a load-time w, whose rows take the order of x:
     the classifier of a convolutional network then reads [N,H,W,C] features without a transposition."""

@@ -160,6 +160,15 @@ def test_group_norm_and_its_activation_are_one_kernel(dtype: str) -> None:
     assert len(kernels) == 1, kinds(kernels)
 
 
+@pytest.mark.parametrize("shapes", [((6, 8), (8, 1)), ((1, 8), (8, 5)), ((6, 1), (1, 5))])
+def test_products_that_become_loops_round_their_results_there(shapes: tuple[tuple[int, ...], ...]) -> None:
+    g = Graph("vectors")
+    a, b = (g.input(name, shape, "float16") for name, shape in zip("ab", shapes, strict=True))
+    g.outputs = [("y", a.matmul(b).reshape(-1).cast("float16"))]
+    _, kernels = compiled(g)
+    assert len(kernels) == 1, kinds(kernels)
+
+
 def test_pointwise_chains_are_one_kernel_and_shared_work_is_done_once() -> None:
     g = Graph("chain")
     x = g.input("x", (40, 50), "float32")
