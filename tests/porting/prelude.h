@@ -148,6 +148,10 @@ INLINE uint bf16_of_e4m3(uint code) {
 INLINE uint pair_of_e4m3(uint codes) { return bf16_of_e4m3(codes & 0xff) | bf16_of_e4m3(codes >> 16 & 0xff) << 16; }
 // Four e4m3 numbers as pairs of float16.
 INLINE uint half_of_e4m3(uint code) { return to_f16(f32_of_bits(bf16_of_e4m3(code & 0xff) << 16)).bits; }
+INLINE uint pair_max_magnitude(uint a, uint b) {
+  const uint low = b & 0x7fffu, high = b & 0x7fff0000u;
+  return ((a & 0xffffu) > low ? a & 0xffffu : low) | ((a & 0xffff0000u) > high ? a & 0xffff0000u : high);
+}
 INLINE uint2 halves_of_e4m3(uint codes) {
   uint2 x;
   x.x = half_of_e4m3(codes) | half_of_e4m3(codes >> 8) << 16;

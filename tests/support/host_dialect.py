@@ -19,8 +19,11 @@ DIALECTS = {
     "lanes": LANES,
     "one wave": replace(LANES, device=replace(DIALECT.device, registers=0)),
 }
-# A small GPU, whose workgroups are persistent where those of others are not.
-SMALL = {"small": replace(DIALECT, device=replace(DIALECT.device, units=1, registers=1 << 13))}
+# Small GPUs, whose workgroups are persistent where those of others are not.
+SMALL = {
+    "small": replace(DIALECT, device=replace(DIALECT.device, units=1, registers=1 << 13)),
+    "one unit": replace(DIALECT, device=replace(DIALECT.device, units=1, registers=1 << 16)),
+}
 needs_compiler = pytest.mark.skipif(CXX is None, reason="g++ is not installed")
 
 

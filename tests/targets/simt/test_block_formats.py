@@ -33,24 +33,27 @@ K = 256
 class Layers(nn.Module):
     """A layer for each format, and two whose results one epilogue combines, with a norm in front of them."""
 
-    def __init__(self, formats: list[str]) -> None:
+    def __init__(self, formats: list[str], rows: int = 70, k: int = K) -> None:
         super().__init__()
         self.formats = formats
-        self.norm = nn.RMSNorm(K)
-        self.gate, self.up = nn.Linear(K, 38, bias=False), nn.Linear(K, 38, bias=False)
+        self.norm = nn.RMSNorm(k)
+        self.gate, self.up = (nn.Linear(k, rows // 2 + 3, bias=False) for _ in range(2))
         for name in formats:
-            self.add_module(name, nn.Linear(K, 70, bias=name.endswith("0")))
+            self.add_module(name, nn.Linear(k, rows, bias=name.endswith("0")))
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = self.norm(x)
         return (nn.functional.silu(self.gate(y)) * self.up(y), *(self.get_submodule(n)(x) for n in self.formats))
 
 
-def _check(target: str, backend: Backend, names: list[str], dtype: str, runs: list[Args]) -> CompiledProgram:
-    """The results are as good as eager's with the decoded weights."""
+def _check(
+    target: str, backend: Backend, names: list[str], dtype: str, runs: list[Args], rows: int = 70
+) -> CompiledProgram:
+    """The results are as good as eager's with the decoded weights, ``rows`` for each format."""
     low = getattr(torch, dtype)
     torch.manual_seed(0)
-    model = Layers(names).eval().to(low)
+    k = runs[0][0].shape[1]
+    model = Layers(names, rows, k).eval().to(low)
     formats = {f"{n}.weight": n for n in names} | {f"{n}.weight": names[-1] for n in ("gate", "up")}
     program = npu_compiler.compile(capture(model, cast(runs[0], low)), target, weights=formats)
     stored = {b.format for b in program.buffers if b.format}
@@ -59,16 +62,16 @@ def _check(target: str, backend: Backend, names: list[str], dtype: str, runs: li
     for key, n in formats.items():
         weight = model.get_parameter(key)
         w = tensor_to_numpy(weight.detach())
-        weight.data = torch.from_numpy(FORMATS[n].decode(FORMATS[n].encode(w), K)).to(low)
+        weight.data = torch.from_numpy(FORMATS[n].decode(FORMATS[n].encode(w), k)).to(low)
     expect(model, runs, dtype).check(results)
     return program
 
 
-def _rows(rows: int, count: int, exponents: tuple[int, ...] = (0,)) -> list[Args]:
+def _rows(rows: int, count: int, exponents: tuple[int, ...] = (0,), k: int = K) -> list[Args]:
     """Rows of numbers, in run i times 2 to the power ``exponents[i % len(exponents)]``."""
     generator = torch.Generator().manual_seed(1)
     scales = [2.0 ** exponents[i % len(exponents)] for i in range(count)]
-    return [(torch.randn(rows, K, generator=generator) * scale,) for scale in scales]
+    return [(torch.randn(rows, k, generator=generator) * scale,) for scale in scales]
 
 
 def _sample(which: int) -> list[str]:
@@ -90,6 +93,15 @@ def test_products_of_persistent_workgroups() -> None:
         names = list(FORMATS) if FULL else ["q4_k", "int4_g128", "int8_zp", "fp8_e4m3"]
         program = _check("host", HostBackend(), names, "bfloat16", _rows(1, 3, (0, 60, -60)))
     assert "gemv_persistent<" in program.sources["kernels.cpp"] and "HALVES = true" in program.sources["kernels.cpp"]
+
+
+@needs_compiler
+def test_quads_with_different_rows() -> None:
+    """One, two, four and eight sub-blocks share a fragment; the last unit is not whole."""
+    names = ["int4_g128", "int4_g64", "q4_k", "int4_g32_zp", "iq4_nl"]
+    with host_in("one unit"):
+        program = _check("host", HostBackend(), names, "bfloat16", _rows(1, 2, (0, 60), 512), 790)
+    assert program.sources["kernels.cpp"].count("RowFragments<") > len(names)
 
 
 @needs_compiler

@@ -106,6 +106,12 @@ INLINE uint pair_multiply(uint a, uint b) {
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(x) : "r"(a), "r"(b), "r"(0x80008000u));
   return x;
 }
+// The larger magnitudes of pairs of bfloat16; those of `a` are positive.
+INLINE uint pair_max_magnitude(uint a, uint b) {
+  uint x;
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(x) : "r"(a), "r"(b & 0x7fff7fffu));
+  return x;
+}
 // Two e4m3 numbers, 16 bits apart, as bfloat16. Their exponents differ by 120.
 INLINE uint pair_of_e4m3(uint codes) {
   uint x;

@@ -9,6 +9,8 @@
 //   Value, raised(codes, r)     cheaper: the values as elements of fragments of type Value, exact, divided by factor(i) in
 //                               pair i, plus the pair of constants raise(i) if RAISED (RAISE: that of all pairs, or 0)
 //   Halves                      a struct with the same in f16, if that takes fewer instructions, or else Codes itself
+//   HALVES_PAY                  whether it takes so many fewer that they pay for the conversion of the left operand even
+//                               if that is multiplied by one unit only
 // Scale defines
 //   SCALE_BYTES, HEAD_BYTES     bytes of the scales of a sub-block and of the head of a block, of one row
 //   scale(scales, head, r)      the scale of row r
@@ -81,24 +83,30 @@ template <> struct PieceCodes<8> {
 };
 
 // -- scales
-INLINE float half_at(THREAD const uint* words, int n) {
-  return to_f32(f16_of_bits((uint16_t)(n % 2 ? words[n / 2] >> 16 : words[n / 2] & 0xffffu)));
+// The fields of four rows: words of one byte, or two words of halves, or four of floats. A row may be known at run time
+// only, so that arrays are not indexed by it.
+INLINE float half_at(THREAD const uint* words, int r) {
+  const uint word = r < 2 ? words[0] : words[1];
+  return to_f32(f16_of_bits((uint16_t)(r % 2 ? word >> 16 : word & 0xffffu)));
 }
-// Byte n plus 2^23: the low bits of a float, without a conversion, which is slow.
-INLINE float raised_byte_at(THREAD const uint* words, int n) {
-  return f32_of_bits(byte_permute(words[n / 4], 0x4b000000u, 0x7440u | (uint)(n % 4)));
+INLINE float float_at(THREAD const uint* words, int r) {
+  return f32_of_bits(r < 2 ? (r == 0 ? words[0] : words[1]) : (r == 2 ? words[2] : words[3]));
 }
-INLINE float byte_at(THREAD const uint* words, int n) { return raised_byte_at(words, n) - 8388608.0f; }
-INLINE float signed_byte_at(THREAD const uint* words, int n) {
-  const uint word = words[n / 4] ^ 0x80808080u;
-  return raised_byte_at(&word, n % 4) - (8388608.0f + 128.0f);
+// Byte r plus 2^23: the low bits of a float, without a conversion, which is slow.
+INLINE float raised_byte_at(THREAD const uint* word, int r) {
+  return f32_of_bits(byte_permute(word[0], 0x4b000000u, 0x7440u | (uint)r));
+}
+INLINE float byte_at(THREAD const uint* word, int r) { return raised_byte_at(word, r) - 8388608.0f; }
+INLINE float signed_byte_at(THREAD const uint* word, int r) {
+  const uint raised = word[0] ^ 0x80808080u;
+  return raised_byte_at(&raised, r) - (8388608.0f + 128.0f);
 }
 
 // -- formats
 // What codes have in common that become values of type T in fragments, without a constant added to them.
 template <class T> struct ValueCodes {
   typedef T Value;
-  CONSTANTS bool RAISED = false;
+  CONSTANTS bool RAISED = false, HALVES_PAY = false;
   CONSTANTS int RAISE = 0;
   static INLINE float factor(int) { return 1.0f; }
   static INLINE uint raise(int) { return 0; }
@@ -178,6 +186,7 @@ struct Fp8Halves : ValueCodes<f16> {
 };
 struct Fp8Codes : ValueCodes<bf16> {
   typedef Fp8Halves Halves;
+  CONSTANTS bool HALVES_PAY = true;
   CONSTANTS int BITS = 8;
   static INLINE uint4 raised(THREAD const PieceCodes<8>& codes, int r) { return pairs(codes, r); }
   static INLINE uint4 pairs(THREAD const PieceCodes<8>& codes, int r) {
@@ -223,7 +232,7 @@ struct HalfScaleAndBase {
   CONSTANTS int SCALE_BYTES = 4, HEAD_BYTES = 0;
   CONSTANTS bool HAS_BASE = true;
   static INLINE float scale(THREAD const uint* scales, THREAD const uint*, int r) { return half_at(scales, r); }
-  static INLINE float base(THREAD const uint* scales, THREAD const uint*, int r) { return half_at(scales, 4 + r); }
+  static INLINE float base(THREAD const uint* scales, THREAD const uint*, int r) { return half_at(scales + 2, r); }
 };
 // A float16 scale and a whole number, the code of zero.
 struct HalfScaleAndZero {
@@ -231,22 +240,22 @@ struct HalfScaleAndZero {
   CONSTANTS bool HAS_BASE = true;
   static INLINE float scale(THREAD const uint* scales, THREAD const uint*, int r) { return half_at(scales, r); }
   static INLINE float base(THREAD const uint* scales, THREAD const uint*, int r) {
-    return -(half_at(scales, r) * byte_at(scales, 8 + r));
+    return -(half_at(scales, r) * byte_at(scales + 2, r));
   }
 };
 // A float32 scale; perhaps a signed byte, the code of zero.
 struct FloatScale {
   CONSTANTS int SCALE_BYTES = 4, HEAD_BYTES = 0;
   CONSTANTS bool HAS_BASE = false;
-  static INLINE float scale(THREAD const uint* scales, THREAD const uint*, int r) { return f32_of_bits(scales[r]); }
+  static INLINE float scale(THREAD const uint* scales, THREAD const uint*, int r) { return float_at(scales, r); }
   static INLINE float base(THREAD const uint*, THREAD const uint*, int) { return 0.0f; }
 };
 struct FloatScaleAndZero {
   CONSTANTS int SCALE_BYTES = 5, HEAD_BYTES = 0;
   CONSTANTS bool HAS_BASE = true;
-  static INLINE float scale(THREAD const uint* scales, THREAD const uint*, int r) { return f32_of_bits(scales[r]); }
+  static INLINE float scale(THREAD const uint* scales, THREAD const uint*, int r) { return float_at(scales, r); }
   static INLINE float base(THREAD const uint* scales, THREAD const uint*, int r) {
-    return -(f32_of_bits(scales[r]) * signed_byte_at(scales, 16 + r));
+    return -(float_at(scales, r) * signed_byte_at(scales + 4, r));
   }
 };
 // Whole numbers of scale and minimum, times the two float16 numbers of the head.
@@ -257,7 +266,7 @@ struct LargeFromScale {
     return half_at(head, r) * byte_at(scales, r);
   }
   static INLINE float base(THREAD const uint* scales, THREAD const uint* head, int r) {
-    return -(half_at(head, 4 + r) * byte_at(scales, 4 + r));
+    return -(half_at(head + 2, r) * byte_at(scales + 1, r));
   }
 };
 

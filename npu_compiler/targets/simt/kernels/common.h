@@ -210,11 +210,15 @@ INLINE double m_logaddexp(double a, double b) { return float_logaddexp(a, b); }
 INLINE double m_sigmoid(double x) { return 1.0 / (1.0 + m_exp(-x)); }
 #endif
 
-// Four sums over a subgroup at once: lane l returns sum number l % 4.
-INLINE float subgroup_sum4(float a, float b, float c, float d, int lane) {
+// Four sums over a quad of lanes at once: lane l returns sum number l % 4.
+INLINE float quad_sum4(float a, float b, float c, float d, int lane) {
   const bool odd = (lane & 1) != 0, second = (lane & 2) != 0;
   const float ab = (odd ? b : a) + subgroup_xor(odd ? a : b, 1), cd = (odd ? d : c) + subgroup_xor(odd ? c : d, 1);
-  float x = (second ? cd : ab) + subgroup_xor(second ? ab : cd, 2);
+  return (second ? cd : ab) + subgroup_xor(second ? ab : cd, 2);
+}
+// The same over a subgroup.
+INLINE float subgroup_sum4(float a, float b, float c, float d, int lane) {
+  float x = quad_sum4(a, b, c, d, lane);
 #pragma unroll
   for (int m = 4; m < 32; m <<= 1) x += subgroup_xor(x, m);
   return x;

@@ -6,31 +6,38 @@
 // alternate between two products that the epilogue combines into one result.
 //
 // Constants of C: M; N, rows of the weight; K; LDA, elements between rows of the left operand; ROWS, PRODUCTS, THREADS;
-// ITEM: columns that a thread multiplies at once; PIECES of ITEM columns in a row; VECTORS: pieces of a thread; UNITS;
-// STEP: persistent workgroups, each of which computes every STEP-th unit. GROUPS: groups of THREADS in a workgroup, each
-// of which computes a unit; SHARED_VECTORS: pieces of the left operand that a thread computes for all of them. SETTLES:
-// whether weights must have arrived before the kernel waits for its inputs, which are then not queued behind them.
+// ITEM: columns that a thread multiplies at once; PIECES of ITEM columns in a row; VECTORS: pieces of a thread; ALONG:
+// threads along a row, all of them or an eighth; UNITS; STEP: persistent workgroups, each of which computes every
+// STEP-th unit. GROUPS: groups of THREADS in a workgroup, each of which computes a unit; SHARED_VECTORS: pieces of the
+// left operand that a thread computes for all that share it. SETTLES: whether weights must have arrived before the
+// kernel waits for its inputs, which are then not queued behind them.
 // Types: X, of the left operand in registers.
 //
 // Weights: a reader of one weight format. load(unit, at) loads the weights of a unit into registers before pdl_wait(),
 // and load_rest(at) loads the rest after it. settle() waits until what load() requested has arrived.
 // multiply(sum, left, x, operand, at) adds to the sums [M][ROWS], and reduce(sum, part, at) adds up those of a subgroup
-// in part [ROWS * M]. Its type Operand holds data that all units need
-// in addition to x; its make(left, x, at) is called once.
+// in part [ROWS * M]. Its type Operand holds data that all units need in addition to x; its make(left, x, at) is called
+// once.
 // Left: the left operand. load_weights(at) is called before pdl_wait() and load_inputs(x, at) after it; make(x, at)
 // completes x [M][VECTORS]. element(k) returns element k of row 0 as a float, from the copy that put(k, ..) stored if
-// PUTS.
+// PUTS. If it is SHARED, threads compute pieces for others, and put(k, piece) and piece(k) exchange them.
 // Epilogue: a rendered functor. load_weights and load_inputs(row, column, guard) load the operands of store(row,
 // column, sums).
 #pragma once
+
+// The piece of a row that is number v of a thread's. If only ALONG of the THREADS are along a row, the quads of a
+// subgroup have the same ones, and those of the lanes of a quad are neighbours.
+template <class C> INLINE int piece_of(int v, Thread at) {
+  return C::ALONG == C::THREADS ? v * C::THREADS + at.tid : (at.subgroup * C::VECTORS + v) * 4 + (at.lane & 3);
+}
 
 template <class C> struct GemvLeft {
   Vec<typename C::X, C::ITEM> x[C::M][C::VECTORS];
 };
 
-// The pieces of the left operand that a thread computes for all groups of its workgroup.
+// The pieces of the left operand that a thread computes for all threads of its workgroup.
 template <class C> struct SharedLeft {
-  Vec<typename C::X, C::ITEM> x[1][C::SHARED_VECTORS];
+  Vec<float, C::ITEM> x[1][C::SHARED_VECTORS];
 };
 
 // The position of a thread in its group, which counts as a workgroup.
@@ -41,10 +48,10 @@ template <class C> INLINE Thread in_group(Thread all) {
   return at;
 }
 
-// Completes the left operand. The groups of a workgroup share it through shared memory.
-template <class C, int GROUPS> struct LeftMaker {
+// Completes the left operand. Threads that need the same pieces of it share it through shared memory.
+template <class C, bool SHARED> struct LeftMaker {
   template <class Left> static INLINE void make(THREAD Left& left, THREAD GemvLeft<C>& x, Thread at, Thread all) {
-    const int all_threads = C::THREADS * GROUPS;
+    const int all_threads = C::THREADS * C::GROUPS;
     SharedLeft<C> mine;
     left.make(mine, all);
 #pragma unroll
@@ -55,15 +62,15 @@ template <class C, int GROUPS> struct LeftMaker {
     barrier();
 #pragma unroll
     for (int v = 0; v < C::VECTORS; v++) {
-      const int piece = v * C::THREADS + at.tid;
-      const bool ok = C::VECTORS * C::THREADS == C::PIECES || piece < C::PIECES;
-      const Vec<bf16, C::ITEM> y = left.piece(ok ? piece * C::ITEM : 0);
-#pragma unroll
-      for (int e = 0; e < C::ITEM; e++) x.x[0][v].v[e] = ok ? to_f32(y.v[e]) : 0.0f;
+      const int piece = piece_of<C>(v, at);
+      const bool ok = C::VECTORS * C::ALONG == C::PIECES || piece < C::PIECES;
+      x.x[0][v] = left.piece(ok ? piece * C::ITEM : 0);
+      if (!ok)
+        for (int e = 0; e < C::ITEM; e++) x.x[0][v].v[e] = to_bf16(0.0f);
     }
   }
 };
-template <class C> struct LeftMaker<C, 1> {
+template <class C> struct LeftMaker<C, false> {
   template <class Left> static INLINE void make(THREAD Left& left, THREAD GemvLeft<C>& x, Thread at, Thread) {
     left.make(x, at);
   }
@@ -75,14 +82,14 @@ template <class C> struct LoadedLeft {
   INLINE void load_weights(Thread) {}
   INLINE void load_inputs(THREAD GemvLeft<C>& left, Thread at) {
 #pragma unroll
-    for (int v = 0; v < C::VECTORS; v++) load(left, v, v * C::THREADS + at.tid);
+    for (int v = 0; v < C::VECTORS; v++) load(left, v, piece_of<C>(v, at));
   }
   INLINE void make(THREAD GemvLeft<C>&, Thread) {}
   INLINE void load(THREAD GemvLeft<C>& left, int v, int piece) {
 #pragma unroll
     for (int m = 0; m < C::M; m++) {
       DEVICE const typename C::X* const from = a + m * C::LDA + piece * C::ITEM;
-      if (C::VECTORS * C::THREADS > C::PIECES && piece >= C::PIECES) {
+      if (C::VECTORS * C::ALONG > C::PIECES && piece >= C::PIECES) {
         for (int e = 0; e < C::ITEM; e++) left.x[m][v].v[e] = narrow<typename C::X>(0.0f);
       } else if (C::ALIGNED) {
         left.x[m][v] = *(DEVICE const Vec<typename C::X, C::ITEM>*)from;
@@ -91,7 +98,7 @@ template <class C> struct LoadedLeft {
       }
     }
   }
-  CONSTANTS bool PUTS = false;
+  CONSTANTS bool PUTS = false, SHARED = false;
   INLINE float element(int k) const { return to_f32(a[k]); }
   INLINE void put(int, float) {}
   INLINE void put(int, uint4) {}
@@ -198,7 +205,7 @@ INLINE void gemv(Weights weights, Left left, Epilogue epilogue, SMEM float* part
   left.load_inputs(x, C::GROUPS == 1 ? at : all);
   epilogue.load_inputs(results.row, results.column, results.active);
   weights.load_rest(at);
-  LeftMaker<C, C::GROUPS>::make(left, x, at, all);
+  LeftMaker<C, Left::SHARED>::make(left, x, at, all);
   typename Weights::Operand operand;
   operand.make(left, x, at);
   weights.multiply(sum, left, x, operand, at);
@@ -250,7 +257,7 @@ INLINE void gemv_persistent(Weights even, Left left, Epilogue epilogue, SMEM flo
   if (at.workgroup + C::STEP < C::UNITS) odd.load(at.workgroup + C::STEP, at);
   pdl_wait();
   left.load_inputs(x, at);
-  left.make(x, at);
+  LeftMaker<C, Left::SHARED>::make(left, x, at, at);
   typename Weights::Operand operand;
   operand.make(left, x, at);
   for (int unit = at.workgroup; unit < C::UNITS; unit += 2 * C::STEP) {

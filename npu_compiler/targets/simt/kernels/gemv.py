@@ -45,12 +45,13 @@ def is_gemv(kernel: Gemm) -> bool:
 class Shape:
     """The sizes of a workgroup of ``threads``. Each thread has ``vectors`` 16-byte pieces of each of ``rows`` weight
     rows; 0: it loads them in a loop. ``per_unit``: persistent workgroups of an SM; 0: one workgroup per ``rows``
-    rows."""
+    rows. ``along``: threads along a row, an eighth; 0: all of them."""
 
     threads: int
     vectors: int
     rows: int
     per_unit: int = 0
+    along: int = 0
 
 
 def choose_shape(pieces: int, columns: int, device: GPU) -> Shape:
@@ -163,21 +164,23 @@ def instantiate(kernel: Gemm, dialect: Dialect, shape: Shape, reader_of: Callabl
     persistent = _persistent_workgroups(shape, units, dialect)
     reader = reader_of(persistent)
     groups = _groups(shape, units, dialect) if prologue and reader.shares and not persistent else 1
+    along, sharing = shape.along or threads, prologue and (groups > 1 or shape.along > 0)
     shared_vectors = blocks(a.k // item, threads * groups)
     f.per_unit = max(1, reader.per_unit // groups) if reader.per_unit else 0
     weights = f.pointer(kernel.rhs)
     sizes = dict(
         M=a.m, N=n, K=a.k, LDA=a.lda, ROWS=rows, PRODUCTS=products, THREADS=threads, ITEM=item, PIECES=pieces,
         VECTORS=shape.vectors or 1, UNITS=units, STEP=persistent, GROUPS=groups, SHARED_VECTORS=shared_vectors,
-        SETTLES=reader.settles,
+        SETTLES=reader.settles, ALONG=along,
         ALIGNED=size * item <= 16 and x.offset * size % 16 == 0 and (a.m == 1 or a.lda * size % 16 == 0),
     )  # fmt: skip
-    types = {"X": "float" if prologue else ctype(x.dtype), "W": ctype(kernel.weight.dtype), **reader.types}
+    kind = "bf16" if sharing else "float" if prologue else ctype(x.dtype)
+    types = {"X": kind, "W": ctype(kernel.weight.dtype), **reader.types}
     if reader.text:
         f.before.append(reader.text)
     if prologue:
-        vectors = shared_vectors if groups > 1 else shape.vectors
-        left = _Prologue(f, kernel, threads * groups, vectors, item, reader.elements, groups > 1).emit()
+        vectors = shared_vectors if sharing else shape.vectors
+        left = _Prologue(f, kernel, threads * groups, vectors, item, reader.elements, sharing).emit()
     else:
         left = f"LoadedLeft<@NAME@_sizes>{{{f.pointer(0)}}}"
     epilogue = _epilogue(kernel, f, products, bool(persistent))
@@ -240,7 +243,8 @@ class _Prologue:
             self._load(constant=False)
         with self._method(f"void make({x}, Thread at)"):
             self._make()
-        out.add(f"CONSTANTS bool PUTS = {'true' if self.elements and not self.shared else 'false'};")
+        puts, shared = (str(x).lower() for x in (self.elements and not self.shared, self.shared))
+        out.add(f"CONSTANTS bool PUTS = {puts}, SHARED = {shared};")
         if self.elements or self.shared:
             whole = self.members.array("bf16", "whole", self.k)
             out.add(f"INLINE float element(int k) const {{ return to_f32({whole}[k]); }}")

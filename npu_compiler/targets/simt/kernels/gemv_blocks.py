@@ -12,11 +12,15 @@ from ..lang.device import GPU
 from ..lang.dialect import SUBGROUP, Dialect
 from ..lang.emission import Emission
 from ..lang.function import blocks
-from .gemv import Reader, Shape, instantiate
+from .gemv import OTHER_REGISTERS, Reader, Shape, instantiate
 from .gemv_bf16c12 import resident
 
 FEW_GROUPS = 4  # of rows for each SM
-SMALL_PIECE = 6  # registers; for such pieces more subgroups share the norm in front of a product
+SMALL_PIECE = 8  # registers; workgroups for such pieces have at least 96 threads
+SHARING_PIECE = 6  # registers; for such pieces more subgroups share the norm in front of a product
+PREFETCHED = 56  # the most registers of a thread for weights that are loaded before it waits
+DECODED = 2  # pieces that are decoded before that, which takes the registers of as many others
+LEFT_PIECES, QUADS = 8, 8  # of a thread, and in a subgroup, if quads have different rows
 _ONCE = re.compile(r"^#pragma once\n", re.MULTILINE)
 
 
@@ -41,17 +45,26 @@ def emit_gemv_blocks(kernel: Gemm, dialect: Dialect) -> Emission:
     shape = choose_shape(kernel.k, row_groups, layout, device)
     left = kernel.prologue.outputs[0].dtype if kernel.prologue is not None else kernel.inputs[0].dtype
     fragments, exact = dialect.fragment_access and left == "bfloat16", left == "float32"
+    if fragments and shape.per_unit:
+        shape = choose_rows_shape(kernel.k, row_groups, layout, device) or shape
 
     def reader(persistent: int) -> Reader:
         per_unit, ahead = shape.per_unit if persistent else 0, shape.vectors
         if not persistent and device.registers:
             per_unit = min(blocks(row_groups, device.units), _fit(shape, layout, 1, device))
-            ahead = min(ahead, max(1, device.prefetch_bytes // (layout.nbytes(kernel.k) // ahead * max(1, per_unit))))
-        name, header = ("BlockFragments", "gemv_blocks_mma.h") if fragments else ("BlockWeights", "gemv_blocks.h")
-        sizes = {"AHEAD": ahead, "EXACT": exact, "HALVES": persistent > 0}
+            nbytes = layout.nbytes(kernel.k) // ahead * max(1, per_unit)
+            ahead = min(ahead, max(1, min(device.prefetch_bytes // nbytes, PREFETCHED // _registers(layout))))
+        decoded = 0 if persistent else min(ahead, DECODED)
+        sizes = {"AHEAD": ahead, "EXACT": exact, "HALVES": persistent > 0, "DECODED": decoded}
+        if shape.along:
+            name, made, header = "RowFragments", "{0}", "gemv_blocks_rows_mma.h"
+        elif fragments:
+            name, made, header = "BlockFragments", "{{{0}}}", "gemv_blocks_mma.h"
+        else:
+            name, made, header = "BlockWeights", "{{{0}}}", "gemv_blocks.h"
         return Reader(
-            name, "{{{0}}}", header, sizes, per_unit, types={"F": format.name},
-            text=format_text(format, layout), shares=fragments and _registers(layout) <= SMALL_PIECE, settles=True,
+            name, made, header, sizes, per_unit, types={"F": format.name}, text=format_text(format, layout),
+            shares=fragments and _registers(layout) <= SHARING_PIECE, settles=True,
         )  # fmt: skip
 
     return instantiate(kernel, dialect, shape, reader)
@@ -74,6 +87,27 @@ def choose_shape(k: int, row_groups: int, layout: BlockRows, device: GPU) -> Sha
         return shape
     in_flight = device.gemv_blocks_bytes // (2 * layout.nbytes(k))
     return replace(shape, per_unit=min(in_flight, _fit(shape, layout, 2, device)))
+
+
+def choose_rows_shape(k: int, row_groups: int, layout: BlockRows, device: GPU) -> Shape | None:
+    """Choose a shape of persistent workgroups in which each quad of lanes has its own rows, or None for formats and
+    sizes that it does not support or is slower for.
+
+    Codes of bytes are stored row by row, so that a quad loads few neighbours (a step with fp8 takes 1.14 of the time).
+    A workgroup waits for its slowest subgroup at every unit, which another one of the SM has to hide. The units of SMs
+    differ by one, so they must be many."""
+    f, columns = layout.format, LEFT_PIECES * QUAD
+    if f.bits != 4 or 0 < f.sub_block < QUAD or (f.head_fields and f.block < columns) or k % columns:
+        return None
+    threads, rows = k // columns * SUBGROUP, QUADS * ROWS
+    runs = columns // min(columns, f.sub_block or columns)
+    scales = sum(f.scale_fields) * (runs if runs <= 2 else runs // 4)
+    weights = LEFT_PIECES * f.bits + scales + sum(f.head_fields)
+    fit = resident(threads, 2 * weights + LEFT_PIECES * 4 + OTHER_REGISTERS, device)
+    per_unit = min(fit, device.gemv_blocks_bytes // (2 * QUADS * layout.nbytes(k)))
+    if per_unit < 2 or row_groups < FEW_GROUPS * QUADS * device.units:
+        return None
+    return Shape(threads, LEFT_PIECES, rows, per_unit, threads // QUADS)
 
 
 def _fit(shape: Shape, layout: BlockRows, units: int, device: GPU) -> int:

@@ -5,29 +5,48 @@
 // subtracted from the sums.
 //
 // Constants of C in addition to those of gemv_blocks.h: HALVES, whether fragments are of float16 if that takes fewer
-// instructions for each unit, but more in front of the first.
+// instructions for each unit, but more in front of the first; DECODED: pieces that are decoded before pdl_wait().
 #pragma once
 #include "gemv_blocks.h"
 
-// The powers of two by which a quad multiplies its elements of x and, afterwards, its sums. float16 has fewer exponents
-// than bfloat16: the largest element becomes less than 2^14, and only elements below 2^-26 of it are rounded.
-template <class C, class T> struct QuadRange {
-  INLINE void find(THREAD const GemvLeft<C>&) {}
+// Elements of the left operand are bfloat16, also if they are computed.
+INLINE uint bf16_pair(float low, float high) { return pack_pair(low, high, (THREAD bf16*)nullptr); }
+INLINE uint bf16_pair(bf16 low, bf16 high) { return bits_of_f32(to_f32(low)) >> 16 | bits_of_f32(to_f32(high)); }
+template <class C> INLINE void bf16_pairs(THREAD uint (&pairs)[C::VECTORS][4], THREAD const GemvLeft<C>& x) {
+#pragma unroll
+  for (int v = 0; v < C::VECTORS; v++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) pairs[v][i] = bf16_pair(x.x[0][v].v[2 * i], x.x[0][v].v[2 * i + 1]);
+}
+
+// The elements of x of a quad's pieces as pairs of type T. `restored` divides sums by the power of two that they are
+// multiplied by. float16 has fewer exponents than bfloat16: the largest element becomes less than 2^14, and only
+// elements below 2^-26 of it are rounded.
+template <class C, class Codes, class T> struct QuadRange {
+  INLINE void pairs_of(THREAD uint (&pairs)[C::VECTORS][4], THREAD const GemvLeft<C>& x) { bf16_pairs<C>(pairs, x); }
   INLINE float restored(float sum) const { return sum; }
 };
-template <class C> struct QuadRange<C, f16> {
-  float factor, inverse;
-  INLINE void find(THREAD const GemvLeft<C>& x) {
-    float largest = 0.0f;
+template <class C, class Codes> struct QuadRange<C, Codes, f16> {
+  float inverse;
+  INLINE void pairs_of(THREAD uint (&pairs)[C::VECTORS][4], THREAD const GemvLeft<C>& x) {
+    bf16_pairs<C>(pairs, x);
+    uint largest = 0;
 #pragma unroll
     for (int v = 0; v < C::VECTORS; v++)
 #pragma unroll
-      for (int e = 0; e < C::ITEM; e++) largest = m_max(largest, m_abs(to_f32(x.x[0][v].v[e])));
-    largest = frag_row_max(largest);
-    uint exponent = bits_of_f32(largest) >> 23;  // biased by 127
+      for (int i = 0; i < 4; i++) largest = pair_max_magnitude(largest, pairs[v][i]);
+    const float both = m_max(f32_of_bits(largest << 16), f32_of_bits(largest & 0xffff0000u));
+    uint exponent = bits_of_f32(frag_row_max(both)) >> 23;  // biased by 127
     exponent = exponent < 15u ? 15u : exponent;
-    factor = f32_of_bits((2 * 127 + 13 - exponent) << 23);
     inverse = f32_of_bits((exponent - 13) << 23);
+    const float factor = f32_of_bits((2 * 127 + 13 - exponent) << 23);
+#pragma unroll
+    for (int v = 0; v < C::VECTORS; v++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const float f = factor * Codes::factor(i), low = f32_of_bits(pairs[v][i] << 16);
+        pairs[v][i] = pack_pair(low * f, f32_of_bits(pairs[v][i] & 0xffff0000u) * f, (THREAD f16*)nullptr);
+      }
   }
   INLINE float restored(float sum) const { return sum * inverse; }
 };
@@ -41,7 +60,7 @@ template <class Codes_> struct FragmentCodes<Codes_, true> {
 
 template <class C> struct BlockFragments {
   CONSTANTS int QUAD = 32, SUBS = Piece<typename C::F, C::PIECES, QUAD>::SUBS;  // sub-blocks of a quad
-  typedef typename FragmentCodes<typename C::F::Codes, C::HALVES>::Codes Codes;
+  typedef typename FragmentCodes<typename C::F::Codes, C::HALVES || C::F::Codes::HALVES_PAY>::Codes Codes;
   typedef typename Codes::Value T;
   CONSTANTS bool HAS_BASE = C::F::Scale::HAS_BASE;
   CONSTANTS bool HAS_RAISES = Codes::RAISED && !(HAS_BASE && Codes::RAISE != 0);
@@ -51,9 +70,10 @@ template <class C> struct BlockFragments {
     FragB<T> b[C::VECTORS][SUBS][2];
     float sums[C::VECTORS][SUBS];    // of the elements of x, if the format has a base; in the lanes on the diagonal
     float raises[C::VECTORS][SUBS];  // what raised codes add to sums of products, unless it is RAISE times `sums`
-    QuadRange<C, T> range;
+    QuadRange<C, Codes, T> range;
     template <class Left> INLINE void make(THREAD Left&, THREAD const GemvLeft<C>& x, Thread at) {
-      range.find(x);
+      uint pairs[C::VECTORS][4];
+      range.pairs_of(pairs, x);
 #pragma unroll
       for (int v = 0; v < C::VECTORS; v++)
 #pragma unroll
@@ -61,7 +81,7 @@ template <class C> struct BlockFragments {
           const bool own = SUBS == 1 || (at.lane & 3) * SUBS / 4 == s;
 #pragma unroll
           for (int h = 0; h < 2; h++)
-            frag_b_from(b[v][s][h], own ? pair(x, v, 2 * h) : 0u, own ? pair(x, v, 2 * h + 1) : 0u, at.lane);
+            frag_b_from(b[v][s][h], own ? pairs[v][2 * h] : 0u, own ? pairs[v][2 * h + 1] : 0u, at.lane);
           if (HAS_BASE) sums[v][s] = product(one(0), one(1), v, s, at);
           if (HAS_RAISES) raises[v][s] = product(Codes::raise(0), Codes::raise(1), v, s, at);
         }
@@ -82,33 +102,35 @@ template <class C> struct BlockFragments {
       frag_mma(acc, a, b[v][s][1]);
       return diagonal(acc, 0, at.lane);
     }
-    INLINE uint pair(THREAD const GemvLeft<C>& x, int v, int i) const {
-      return of_type(pair_of(x.x[0][v].v[2 * i], x.x[0][v].v[2 * i + 1]), i, (THREAD T*)nullptr);
-    }
-    // Elements of the left operand are bfloat16, also if they are computed.
-    static INLINE uint pair_of(float low, float high) { return pack_pair(low, high, (THREAD bf16*)nullptr); }
-    static INLINE uint pair_of(bf16 low, bf16 high) {
-      return bits_of_f32(to_f32(low)) >> 16 | bits_of_f32(to_f32(high));
-    }
-    INLINE uint of_type(uint bits, int, THREAD bf16*) const { return bits; }
-    INLINE uint of_type(uint bits, int i, THREAD f16*) const {
-      const float factor = range.factor * Codes::factor(i);
-      return pack_pair(f32_of_bits(bits << 16) * factor, f32_of_bits(bits & 0xffff0000u) * factor, (THREAD f16*)nullptr);
-    }
   };
   typedef BlockPieces<C, QUAD> W;
   CONSTANTS bool ONE_SCALE = W::WHOLE && SUBS == 1;
   W w;
+  uint4 decoded[C::DECODED > 0 ? C::DECODED : 1][4];  // rows of the first pieces
   // The sum of the quad for the lower or upper half of the rows, in the lanes on the diagonal.
   static INLINE float diagonal(THREAD const FragC& acc, int half, int lane) {
     return (lane & 4) != 0 ? acc.v[2 * half + 1] : acc.v[2 * half];
   }
   INLINE void load(int unit, Thread at) { w.load_first(unit, at); }
   INLINE void load_rest(Thread at) { w.load_rest(at); }
-  INLINE void settle() const { w.settle(); }
+  // The compiler would move the decoding behind pdl_wait() if nothing in front of it read the result.
+  INLINE void settle() {
+    w.settle();
+#pragma unroll
+    for (int v = 0; v < C::DECODED; v++) {
+      uint all = 0;
+#pragma unroll
+      for (int r = 0; r < 4; r++) {
+        decoded[v][r] = Codes::raised(w.pieces[v].codes, r);
+        all ^= decoded[v][r].x ^ decoded[v][r].y ^ decoded[v][r].z ^ decoded[v][r].w;
+      }
+      await_load(all);
+    }
+  }
+  INLINE uint4 row(int v, int r) const { return v < C::DECODED ? decoded[v][r] : Codes::raised(w.pieces[v].codes, r); }
   template <class Left>
-  INLINE void multiply(THREAD float (&sum)[1][4], THREAD Left&, THREAD const GemvLeft<C>&, THREAD const Operand& operand,
-                       Thread at) {
+  INLINE void multiply(THREAD float (&sum)[1][4], THREAD Left&, THREAD const GemvLeft<C>&,
+                       THREAD const Operand& operand, Thread at) {
     FragC total[2];  // of rows 0 and 1, and 2 and 3, if they have one scale
     frag_zero(total[0]);
     frag_zero(total[1]);
@@ -116,7 +138,7 @@ template <class C> struct BlockFragments {
     for (int v = 0; v < C::VECTORS; v++)
 #pragma unroll
       for (int q = 0; q < 2; q++) {
-        const uint4 x = Codes::raised(w.pieces[v].codes, 2 * q), y = Codes::raised(w.pieces[v].codes, 2 * q + 1);
+        const uint4 x = row(v, 2 * q), y = row(v, 2 * q + 1);
         FragA<T> left_half, right_half;
         frag_a_from(left_half, x.x, y.x, x.y, y.y, at.lane);
         frag_a_from(right_half, x.z, y.z, x.w, y.w, at.lane);

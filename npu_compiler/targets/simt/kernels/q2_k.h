@@ -11,7 +11,7 @@ struct NibblePair {
   }
   static INLINE float base(THREAD const uint* scales, THREAD const uint* head, int r) {
     const uint high = scales[0] >> 4 & 0x0f0f0f0fu;
-    return -(half_at(head, 4 + r) * byte_at(&high, r));
+    return -(half_at(head + 2, r) * byte_at(&high, r));
   }
 };
 typedef BlockFormat<LinearCodes<2, 0>, NibblePair, 256, 16> q2_k;

@@ -32,6 +32,8 @@ bits        ``float f32_of_bits(uint)``, ``uint bits_of_f32(float)``
 bytes       ``uint byte_permute(uint low, uint high, uint which)``: byte n of the result is the one of the eight in
             (low, high) that the low three bits of nibble n of ``which`` select; bit 3 of each of the four nibbles is 0
             ``uint pair_subtract(uint a, uint b)``: the difference of two pairs of bfloat16, if it is exact.
+            ``uint pair_max_magnitude(uint a, uint b)``: the larger magnitudes of two pairs of bfloat16, of which ``a``
+            is positive; only with :attr:`Dialect.fragment_access`.
             ``uint pair_of_e4m3(uint)``: two e4m3 numbers, 16 bits apart, as bfloat16;
             ``uint2 halves_of_e4m3(uint)``: four e4m3 numbers as pairs of float16;
             ``uint masked_or(uint x, uint mask, uint rest)``: (x & mask) | rest
