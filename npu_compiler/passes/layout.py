@@ -186,6 +186,7 @@ def _permuted(graph: Graph, node: Node, perm: Sequence[int]) -> Value:
 
 
 def _sink_pointwise_reshape(graph: Graph, out: Value, static: set[Value]) -> Value | None:
+    """Sink the reshape that a pointwise result ``out`` reads, in one of the two ways below. None: it stays."""
     if out.op != "pointwise":
         return None
     sunk = _sink_unit_reshape(graph, out.node, static)
