@@ -16,6 +16,19 @@ template <class Kind, class V> float multiply(long steps, float seed) {
   for (int k = 1; k < CHAINS; k++) acc[0] += acc[k];
   return (float)acc[0][0];
 }
+
+#if NPU_AMX
+// `step` multiplies four pairs of tiles, which have 16 rows of 64 bytes.
+template <class Step> float multiply_tiles(long steps, Step step) {
+  if (!Amx::request()) return 0;
+  TileShapes shapes;
+  for (int tile = 0; tile < 8; tile++) shapes.set(tile, 16, 64);
+  Amx::configure(shapes);
+  for (long i = 0; i < steps; i++) step();
+  Amx::release();
+  return 0;
+}
+#endif
 }  // namespace
 
 EXPORT float multiply_float32(long steps, float seed) { return multiply<F32, vf>(steps, seed); }
@@ -23,25 +36,29 @@ EXPORT float multiply_float64(long steps, float seed) { return multiply<F64, hal
 EXPORT int step_flops_float32() { return 2 * VL * CHAINS; }
 EXPORT int step_flops_float64() { return VL * CHAINS; }
 #if NPU_AMX
-// A step has four products of tiles, with sums of 16 x 16 and 32 factors each.
 EXPORT float multiply_bfloat16(long steps, float) {
-  if (!Amx::request()) return 0;
-  TileShapes shapes;
-  for (int tile = 0; tile < 8; tile++) shapes.set(tile, 16, 64);
-  Amx::configure(shapes);
-  for (long i = 0; i < steps; i++) {
+  return multiply_tiles(steps, [] {
     Amx::dpbf16ps<0, 4, 6>();
     Amx::dpbf16ps<1, 4, 7>();
     Amx::dpbf16ps<2, 5, 6>();
     Amx::dpbf16ps<3, 5, 7>();
-  }
-  Amx::release();
-  return 0;
+  });
+}
+EXPORT float multiply_int8(long steps, float) {
+  return multiply_tiles(steps, [] {
+    Amx::dpbusd<0, 4, 6>();
+    Amx::dpbusd<1, 4, 7>();
+    Amx::dpbusd<2, 5, 6>();
+    Amx::dpbusd<3, 5, 7>();
+  });
 }
 EXPORT int step_flops_bfloat16() { return 4 * 2 * 16 * 16 * 32; }
+EXPORT int step_flops_int8() { return 4 * 2 * 16 * 16 * 64; }
 #else
 EXPORT float multiply_bfloat16(long steps, float seed) { return multiply<BF16P, vf>(steps, seed); }
+EXPORT float multiply_int8(long steps, float seed) { return multiply<U8S8, vf>(steps, seed); }
 EXPORT int step_flops_bfloat16() { return 4 * VL * CHAINS; }
+EXPORT int step_flops_int8() { return 8 * VL * CHAINS; }
 #endif
 
 // Sums `bytes` of memory, a multiple of 4096, in `streams` sequential streams; the result depends on all of it.

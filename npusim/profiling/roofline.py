@@ -29,7 +29,7 @@ PROBE = Path(__file__).with_name("probe.cpp")
 _SECONDS = 0.02  # of one measurement
 _REPEATS = 4
 _MOST = 192 << 20  # bytes that stand for memory, unless the caches are larger
-_DTYPES = ("float32", "bfloat16", "float64")  # of the products that are measured
+_DTYPES = ("float32", "bfloat16", "float64", "int8")  # of the products that are measured
 
 
 def roofline_of(program: CompiledProgram, backend: Backend) -> Roofline | None:

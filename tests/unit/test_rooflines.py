@@ -25,7 +25,8 @@ def test_this_cpu_is_measured_and_the_best_figures_are_kept(tmp_path: Path, monk
     measured_cpu.cache_clear()
     first = measured_cpu(1)
     assert first is not None and first.bandwidths[-1][0] == math.inf
-    assert all(1e7 < first.peak(dtype) < 1e14 for dtype in ("float32", "float64", "bfloat16"))
+    assert all(1e7 < first.peak(dtype) < 1e14 for dtype in ("float32", "float64", "bfloat16", "int8"))
+    assert first.peak("uint8") == first.peak("int8")
     assert first.peak("float16") == first.peak("float32")
     sizes, rates = zip(*first.bandwidths, strict=True)
     assert list(sizes) == sorted(sizes) and list(rates) == sorted(rates, reverse=True)
@@ -60,7 +61,9 @@ def test_every_gpu_has_figures_and_its_driver_has_the_last_word() -> None:
     for device in devices("cuda"):
         known = roofline_of(cuda(device.spec), backend())
         assert known is not None and known.peak("bfloat16") > known.peak("float32") > known.peak("float64") > 0
-        assert 5e11 < known.bandwidth < 2e13 and known.peak("int8") == known.peak("float32")
+        assert 5e11 < known.bandwidth < 2e13
+        assert known.peak("uint8") == known.peak("int8") > 1.9 * known.peak("bfloat16")
+        assert known.peak("int64") == known.peak("float32")
     told = roofline_of(cuda("cuda:sm_90"), backend(3.35e12))
     assert told is not None and told.bandwidth == 3.35e12 and "memory bus" in told.source
 

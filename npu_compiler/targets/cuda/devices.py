@@ -125,18 +125,20 @@ _SHEET = "the maker's data sheet: dense products, accumulated in float32"
 _SM_80 = CUDADevice(
     # A block may use 163 KB on an A100. Later chips that run the same code offer 99 KB.
     "sm_80", "A100", arch="sm_80", units=108, shared_bytes=99 << 10, shared_per_unit=164 << 10, registers=1 << 16,
-    roofline=Roofline.of(2.04, _SHEET, float16=312, bfloat16=312, float32=19.5, float64=9.7),
+    roofline=Roofline.of(2.04, _SHEET, float16=312, bfloat16=312, int8=624, float32=19.5, float64=9.7),
 )  # fmt: skip
 _SM_86 = CUDADevice(
     "sm_86", "RTX 30, A10, A40", arch="sm_86", units=84, shared_bytes=99 << 10, shared_per_unit=100 << 10,
     registers=1 << 16, threads=1536, workgroups=16,
-    roofline=Roofline.of(0.696, _SHEET, float16=149.7, bfloat16=149.7, float32=37.4, float64=0.58),  # A40
+    roofline=Roofline.of(0.696, _SHEET, float16=149.7, bfloat16=149.7, int8=299.3, float32=37.4, float64=0.58),  # A40
 )  # fmt: skip
 _SM_90 = CUDADevice(
     # An H100 (SXM) only differs in its bandwidth, 3.35 TB/s, and uses the tiles of the H200.
     "sm_90", "H100, H200", arch="sm_90a", units=132, shared_bytes=227 << 10, shared_per_unit=228 << 10,
     registers=1 << 16, clusters=((2, 132), (4, 112), (8, 96)), wgmma=_HOPPER_WGMMA, tma=_HOPPER_TMA,
-    roofline=Roofline.of(4.8, _SHEET, float16=989, bfloat16=989, float32=67, float64=34),  # H200
+    roofline=Roofline.of(  # H200
+        4.8, _SHEET, float16=989, bfloat16=989, int8=1979, float8_e4m3fn=1979, float32=67, float64=34,
+    ),
 )  # fmt: skip
 
 # The first row of an architecture is used for chips that have no row.
@@ -150,7 +152,9 @@ DEVICES: tuple[CUDADevice, ...] = (
         arch="sm_89",
         units=128,
         workgroups=24,
-        roofline=Roofline.of(1.008, _SHEET, float16=165.2, bfloat16=165.2, float32=82.6, float64=1.29),  # RTX 4090
+        roofline=Roofline.of(
+            1.008, _SHEET, float16=165.2, bfloat16=165.2, int8=660.6, float32=82.6, float64=1.29
+        ),  # RTX 4090
     ),
     _SM_90,
     replace(
@@ -158,7 +162,9 @@ DEVICES: tuple[CUDADevice, ...] = (
         name="h100-pcie",
         chips="H100 PCIe",
         tma=replace(_HOPPER_TMA, bandwidth=1.9e6),
-        roofline=Roofline.of(2.0, _SHEET, float16=756, bfloat16=756, float32=51, float64=26),
+        roofline=Roofline.of(
+            2.0, _SHEET, float16=756, bfloat16=756, int8=1513, float8_e4m3fn=1513, float32=51, float64=26
+        ),
     ),
     # Later architectures have other matrix units, for which there are no kernels. They use those of sm_80.
     replace(
@@ -168,7 +174,7 @@ DEVICES: tuple[CUDADevice, ...] = (
         arch="sm_100",
         units=148,
         shared_per_unit=228 << 10,
-        roofline=Roofline.of(8.0, _SHEET, float16=2250, bfloat16=2250, float32=75, float64=37),
+        roofline=Roofline.of(8.0, _SHEET, float16=2250, bfloat16=2250, int8=4500, float32=75, float64=37),
     ),
     replace(
         _SM_86,
@@ -177,7 +183,9 @@ DEVICES: tuple[CUDADevice, ...] = (
         arch="sm_120",
         units=170,
         workgroups=24,
-        roofline=Roofline.of(1.792, _SHEET, float16=209.5, bfloat16=209.5, float32=104.8, float64=1.64),  # RTX 5090
+        roofline=Roofline.of(
+            1.792, _SHEET, float16=209.5, bfloat16=209.5, int8=838, float32=104.8, float64=1.64
+        ),  # RTX 5090
     ),
 )
 DEFAULT = _SM_90  # on machines without a GPU
