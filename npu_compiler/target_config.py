@@ -29,9 +29,9 @@ _REAL = ALL_REAL - {dtypes.FLOAT8}
 class Roofline:
     """The peak rates of a device, for reports.
 
-    ``flops``: FLOP/s by the dtype of the factors, where 'int8' stands for both 8-bit integers; other arithmetic runs at
-    the rate of float32. ``bandwidths``: (bytes, bytes per second) of its caches and its memory, the fastest first; the
-    last entry is memory, whose size does not count. ``source``: the origin of the figures, in words.
+    ``flops``: FLOP/s by the dtype of the factors; other arithmetic runs at the rate of float32. ``bandwidths``: (bytes,
+    bytes per second) of its caches and its memory, the fastest first; the last entry is memory, whose size does not
+    count. ``source``: the origin of the figures, in words.
     """
 
     flops: Mapping[str, float]
@@ -40,8 +40,10 @@ class Roofline:
 
     @classmethod
     def of(cls, bandwidth: float, source: str, **flops: float) -> Roofline:
-        """Return the roofline of a device without figures for its caches. ``bandwidth``: TB/s; ``flops``: TFLOP/s."""
-        return cls({dtype: 1e12 * rate for dtype, rate in flops.items()}, ((math.inf, bandwidth * 1e12),), source)
+        """Return the roofline of a device without figures for its caches. ``bandwidth``: TB/s; ``flops``: TFLOP/s, of
+        uint8 if not given those of int8."""
+        rates = {"uint8": flops["int8"], **flops} if "int8" in flops else flops
+        return cls({dtype: 1e12 * rate for dtype, rate in rates.items()}, ((math.inf, bandwidth * 1e12),), source)
 
     @property
     def bandwidth(self) -> float:
@@ -50,7 +52,7 @@ class Roofline:
 
     def peak(self, dtype: str) -> float:
         """Return FLOP/s with operands of ``dtype``; 0: unknown."""
-        return self.flops.get("int8" if dtype == "uint8" else dtype, self.flops.get("float32", 0.0))
+        return self.flops.get(dtype, self.flops.get("float32", 0.0))
 
     def rate(self, distance: float) -> float:
         """Return bytes per second for data if ``distance`` bytes of other data were accessed since its last use."""

@@ -63,6 +63,7 @@ def measured_cpu(threads: int) -> Roofline | None:
     known: dict[str, Any] = json.loads(store.get(key) or b"{}")
     flops = {dtype: max(probe.flops(dtype), known.get("flops", {}).get(dtype, 0.0)) for dtype in _DTYPES}
     flops["float16"] = flops["float32"]  # a storage type: arithmetic is float32
+    flops["uint8"] = flops["int8"]
     flops["bfloat16"] = max(flops["bfloat16"], flops["float32"])  # is unpacked to float32 where that is faster
     rates = [[size, probe.bandwidth(size)] for size in [*_caches(threads), math.inf]]
     for rate, (_, before) in zip(rates, known.get("bandwidths", []), strict=False):
