@@ -23,8 +23,10 @@ def _kinds(kernel: type[Kernel]) -> set[str]:
 
 
 _PRODUCTS = frozenset(_kinds(Anchor))
-# Operations are those of the direct sum; Winograd's F(4x4, 3x3) needs a quarter of them.
-_SAVED = {"winograd": 4}
+# Operations are those of the direct sum. Winograd's algorithm has as many multiplications as a tile has points,
+# which are a dim of its weights: F(2x2, 3x3) with strides 1 and 2, and F(4x4, 3x3).
+_WINOGRAD_POINTS = 2
+_SAVED = {16: 9 * 4 / 16, 25: 9 * 4 / 25, 36: 9 * 16 / 36}
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,18 @@ def bounds(program: CompiledProgram, entry: EntryPoint, roofline: Roofline | Non
     for call in entry.calls:
         dtype = operand_dtype(call, buffers)
         peak = roofline.peak(dtype if call.kind in _PRODUCTS or dtype == "float64" else "float32")
-        needed = call.flops / _SAVED.get(call.kind, 1)
+        needed = call.flops / _saved(call, buffers)
         moving, computing = traffic.seconds(call), needed / peak if peak else 0.0
         found.append(Bound(max(moving, computing), "compute" if computing > moving else "memory"))
     return found
+
+
+def _saved(call: KernelCall, buffers: dict[int, BufferSpec]) -> float:
+    """Return how many times as many multiplications the direct sum of a kernel has."""
+    if call.kind != "winograd":
+        return 1.0
+    shape = buffers[call.inputs[1]].shape
+    return _SAVED.get(shape[_WINOGRAD_POINTS] if len(shape) > _WINOGRAD_POINTS else 0, 1.0)
 
 
 class _Traffic:

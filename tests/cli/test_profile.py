@@ -97,6 +97,19 @@ def test_data_that_no_cache_can_hold_comes_from_memory(model: npusim.Model) -> N
     assert {b.seconds for b in bounds.bounds(program, entry, None)} == {0.0}
 
 
+@pytest.mark.parametrize(("points", "fewer"), [(16, 2.25), (25, 1.44), (36, 4)])
+def test_the_bound_of_winograd_counts_its_multiplications(model: npusim.Model, points: int, fewer: float) -> None:
+    program = model.programs[0]
+    entry = program.entries["main"]
+    call = next(c for c in entry.calls if c.kind == "conv2d")
+    weight = next(b for b in program.buffers if b.id == call.inputs[1])
+    shape = (1, 1, points, 3, 32)
+    buffers = tuple(replace(b, shape=shape) if b is weight else b for b in program.buffers)
+    made = replace(entry, calls=(replace(call, kind="winograd", flops=10**9),))
+    (bound,) = bounds.bounds(replace(program, buffers=buffers), made, FLAT)
+    assert bound.kind == "compute" and bound.seconds == pytest.approx(1e9 / fewer / 1e11)
+
+
 def test_the_peak_of_the_arena_has_owners(report: ProfileReport) -> None:
     for arena in report.sections[0].arenas:
         alive = [b for b in arena.blocks if b.first <= arena.peak <= b.last]
