@@ -299,6 +299,7 @@ GEMMS = [
     (13, 2000, 16),
     (45, 70, 5001),  # in slices
     (138, 40, 6000),  # in slices, also on AMX
+    (137, 160, 1056),  # in parts that L1 holds, on AMX
     (138, 230, 600),  # more weights than stay in L2: blocks of rows vary fastest
 ]
 
@@ -331,30 +332,37 @@ def test_gemm(tmp_path: Path, arch: str, tx: str, tw: str) -> None:
     library.handle.stop()
 
 
-def test_two_products_of_one_row(tmp_path: Path) -> None:
-    """Panels of both alternate; chunks of several panels a stream and the last ones."""
-    n, k = 1056, 20
+# Architecture and type; rows, columns and reduced dim of both products. On AMX: in parts that L1 holds, and in slices.
+TWO_PRODUCTS = [
+    ("native", "float", 1, 1056, 20), (AMX, "bf16", 137, 160, 1056), (AMX, "bf16", 138, 64, 6600),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arch", "dtype", "m", "n", "k"), TWO_PRODUCTS)
+def test_two_products(tmp_path: Path, arch: str, dtype: str, m: int, n: int, k: int) -> None:
+    """Panels of both alternate; of one row: chunks of several panels a stream and the last ones."""
     bodies = [
         "struct Product { Store e; template <class L> auto at(long col, L lanes) const "
         "{ return [=, *this](vf a, vf b, long row) { e(a * b, row, col, lanes); }; } "
         "void prefetch(long row, long col) const { e.prefetch(row, col); } };",
-        struct("D", "GemmDims", M=1, N=n, K=k, lda=k, batch_a=k, dual=True),
+        struct("D", "GemmDims", M=m, N=n, K=k, lda=k, batch_a=m * k, dual=True),
         entry(
-            "multiply", f"Product e{{{{a, {n}}}}}; gemm<D>((const float*)a.x, (const float*)a.w, e, th, a.counters);"
+            "multiply",
+            f"Product e{{{{a, {n}}}}}; gemm<D>((const {dtype}*)a.x, (const {dtype}*)a.w, e, th, a.counters);",
         ),
     ]
-    library = build(tmp_path, "native", bodies, ["gemm_scratch_bytes<D, float, float>()"])
+    library = build(tmp_path, arch, bodies, [f"gemm_scratch_bytes<D, {dtype}, {dtype}>()"])
     rng = np.random.default_rng(4)
-    a, w = random(rng, (1, 1, k), "float"), random(rng, (1, k, 2 * n), "float")
-    bias, residual = random(rng, (n,), "float"), random(rng, (1, 1, n), "float")
-    pairs = w.reshape(k, n // 32, 2, 32).astype(np.float64)
-    both = np.einsum("k,kpsc->spc", a[0, 0].astype(np.float64), pairs).reshape(2, n)
+    a, w = random(rng, (m, k), dtype), random(rng, (k, 2 * n), dtype)
+    bias, residual = random(rng, (n,), "float"), random(rng, (m, n), "float")
+    a64, pairs = a.astype(np.float64), w.reshape(k, n // 32, 2, 32).astype(np.float64)
+    left, right = (a64 @ pairs[:, :, i].reshape(k, n) for i in range(2))
     for threads in (1, 2, 3):
         library.start(threads)
         out = library.run(
-            "multiply", a, pack(w, "float"), out=np.full_like(residual, np.nan), bias=bias, residual=residual
+            "multiply", a, pack(w, dtype)[None], out=np.full_like(residual, np.nan), bias=bias, residual=residual
         )
-        np.testing.assert_allclose(out[0, 0], both[0] * both[1] + bias + residual[0, 0], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(out, left * right + bias + residual, rtol=1e-4, atol=5e-6 * k)
     library.handle.stop()
 
 

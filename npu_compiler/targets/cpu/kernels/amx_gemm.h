@@ -21,7 +21,8 @@ template <class D, class TW> struct AmxPanelPlan {
   static constexpr AmxSteps STEPS = amx_steps(UNITS);
   static constexpr long STEP_X = AMX_ROWS * STEPS.units * 4;  // bytes of a tile of x
   // A block has all rows if L2 holds them. Otherwise its rows are in slices, and its sums are kept for all panels.
-  static constexpr long ROWS_BYTES = 1600 << 10, SLICE_BYTES = 768 << 10, SUMS_BYTES = 1536 << 10, MAX_ROWS = 512;
+  static constexpr long ROWS_BYTES = 1600 << 10, SLICE_BYTES = (Stored::PLAIN ? 640 : 768) << 10;
+  static constexpr long SUMS_BYTES = 1536 << 10, MAX_ROWS = 512;
   static constexpr long ROW_BYTES = STEPS.count * STEPS.units * 4;
   static constexpr long FIT = max_of(MAX_ROWS, ROWS_BYTES / ROW_BYTES), BLOCKS = ceil_div(D::M, FIT);
   static constexpr long Q = min_of(D::M, ceil_div(ceil_div(D::M, BLOCKS), 2 * AMX_ROWS) * 2 * AMX_ROWS);
@@ -31,10 +32,13 @@ template <class D, class TW> struct AmxPanelPlan {
   static constexpr long SLICE = SLICES == 1 ? STEPS.count : ceil_div(ceil_div(STEPS.count, SLICES), 2) * 2;
   // Of many rows, unpacking takes a small part of the time. Weights without scales are unpacked quickly.
   static constexpr bool MANY = TILES >= 16, QUICK = Stored::BLOCK_UNITS == 0;
-  // A slice is multiplied in parts of PART steps: L1 keeps a part of a panel while all rows are multiplied by it. This
-  // pays if it is unpacked right there, and not if sums have to be loaded again for two panels.
-  static constexpr long WANTED = Stored::PLAIN ? 16 : 8;
-  static constexpr bool NEAR = SLICE > WANTED && (Stored::PLAIN ? SLICES > 1 : QUICK && !DUAL && !MANY && TILES >= 8);
+  // A slice is multiplied in parts of PART steps: L1 keeps a part of a panel while all rows are multiplied by it, and
+  // their sums are loaded again for each part. This pays for plain panels that have at least two long parts, and for
+  // others if they are unpacked right there and have no second product.
+  static constexpr long WANTED = Stored::PLAIN ? 20 : 8, LONG = 32;
+  static constexpr bool PARTS = Stored::PLAIN ? SLICES > 1 || (SLICE >= LONG && TILES >= 8 && !STEPS.padded)
+                                              : QUICK && !DUAL && !MANY && TILES >= 8;
+  static constexpr bool NEAR = SLICE > WANTED && PARTS;
   static constexpr long PART = NEAR ? ceil_div(ceil_div(SLICE, ceil_div(SLICE, WANTED)), 2) * 2 : SLICE;
   static constexpr bool KEPT = SLICES > 1 || NEAR;  // the sums of all rows of a panel
   // The most panels of a chunk: one whose rows are in slices has as many as possible, because it reads all of them.
@@ -124,6 +128,9 @@ NPU_INLINE void amx_panels(const bf16* x, const TW* weights, Epi& epi, Thread& t
   constexpr long PRODUCTS = Plan::PRODUCTS, STEP = Plan::STEPS.units, STEP_BYTES = STEP * BF16P::W_BYTES;
   constexpr long TILE_SUMS = AMX_ROWS * PANEL, FETCHED = STEP * Stored::UNIT_BYTES;  // bytes of a step
   constexpr bool SLICED = Plan::SLICES > 1, AT_ONCE = Plan::NEAR && S::UNPACK;  // AT_ONCE: no sums wait
+  // All rows are multiplied by the first of two products before the second: L1 has room for a part of one.
+  constexpr bool APART = Plan::DUAL && Plan::KEPT && !S::UNPACK;
+  constexpr long TOGETHER = APART ? 1 : PRODUCTS;
   constexpr long X_STEP = Plan::COPY ? Plan::STEP_X : STEP * 4;
   AmxItems<Plan> items(th, counter);
   AmxItem now = items.claim();
@@ -188,38 +195,46 @@ NPU_INLINE void amx_panels(const bf16* x, const TW* weights, Epi& epi, Thread& t
     }
     const bool fetch = items.valid(fetched);
     const char* source = fetch ? Stored::at(panel_of(fetched), first_step(fetched) * STEP) : panel;
-    const long lines = ceil_div(FETCHED, pairs * 64), share = max_of(2, ceil_div(2 * AMX_ROWS, steps * PRODUCTS));
+    const long lines = ceil_div(FETCHED, pairs * 64), share = max_of(2, ceil_div(2 * AMX_ROWS, steps * TOGETHER));
     const bool done = first_step(now) + steps == Plan::STEPS.count;
     float* panel_sums = sums + (SLICED ? (now.panel - now.begin) * PRODUCTS * S::PANEL_SUMS : 0);
     auto tile = [&](long i) {
       return Plan::COPY ? i * slice_steps * Plan::STEP_X : min_of(i * AMX_ROWS, held - AMX_ROWS) * Plan::PITCH;
     };
-    for (long t = 0; t < tiles; t += 2, turn ^= 1) {
-      const bool two = t + 1 < tiles;
-      float* acc = panel_sums + (Plan::KEPT ? t : 2 * turn) * TILE_SUMS;
-      const long fetched_before = t / 2 * steps * lines * 64;
-      for (long p = 0; p < PRODUCTS; p++) {
-        AmxArgs a = {block + tile(t), two ? tile(t + 1) - tile(t) : 0, Plan::PITCH, &tap, 1, (int)steps, X_STEP,
-                     panel + p * (S::UNPACK ? S::UNPACKED : Plan::PRODUCT_BYTES), STEP_BYTES,
-                     acc + p * S::PANEL_SUMS, first_step(now) > 0, source + p * Plan::PRODUCT_BYTES + fetched_before,
-                     fetch && fetched_before < steps * FETCHED ? (int)lines : 0, &waiting, (int)share};
-        if constexpr (S::AHEAD) amx_pair<false, 1, S::STREAM, false>(two, a, ahead);
-        else {
-          NoAmxWork work;
-          amx_pair<false, 1, S::STREAM, S::EARLY>(two, a, work);
+    bool loaded = false;
+    for (long first = 0; first < PRODUCTS; first += TOGETHER) {
+      for (long t = 0; t < tiles; t += 2, turn ^= 1) {
+        const bool two = t + 1 < tiles;
+        float* acc = panel_sums + (Plan::KEPT ? t : 2 * turn) * TILE_SUMS;
+        const long fetched_before = t / 2 * steps * lines * 64;
+        for (long p = first; p < first + TOGETHER; p++) {
+          AmxArgs a = {block + tile(t), two ? tile(t + 1) - tile(t) : 0, Plan::PITCH, &tap, 1, (int)steps, X_STEP,
+                       panel + p * (S::UNPACK ? S::UNPACKED : Plan::PRODUCT_BYTES), STEP_BYTES,
+                       acc + p * S::PANEL_SUMS, first_step(now) > 0, source + p * Plan::PRODUCT_BYTES + fetched_before,
+                       fetch && fetched_before < steps * FETCHED ? (int)lines : 0, &waiting, (int)share};
+          if constexpr (S::AHEAD) amx_pair<false, 1, S::STREAM, false>(two, a, ahead);
+          else {
+            if (TOGETHER == 1 && t + 2 < tiles) {
+              a.next_x = block + tile(t + 2), a.next_second = t + 3 < tiles ? tile(t + 3) - tile(t + 2) : -1;
+              a.next_w = a.w;
+            }
+            a.loaded = loaded, loaded = a.next_w != nullptr;
+            NoAmxWork work;
+            amx_pair<false, 1, S::STREAM, S::EARLY>(two, a, work);
+          }
         }
+        if (!done || first + TOGETHER < PRODUCTS) continue;
+        amx_finish(waiting);
+        waiting.sums = acc, waiting.rows = rows + t * AMX_ROWS, waiting.count = (two ? 2 : 1) * (int)AMX_ROWS;
+        waiting.next = 0, waiting.row = now.image * D::M + at, waiting.col = now.panel * PANEL, waiting.shift = 0;
+        if (Plan::MANY && !SLICED) {
+          const bool last = t + 2 >= tiles;  // the first rows of the next panel are next
+          const long from = last ? 0 : t + 2;
+          waiting.after = rows + from * AMX_ROWS, waiting.after_col = waiting.col + (last ? PANEL : 0);
+          waiting.after_count = last && now.panel + 1 == now.end ? 0 : (int)(min_of(2, tiles - from) * AMX_ROWS);
+        }
+        if (AT_ONCE) amx_finish(waiting);
       }
-      if (!done) continue;
-      amx_finish(waiting);
-      waiting.sums = acc, waiting.rows = rows + t * AMX_ROWS, waiting.count = (two ? 2 : 1) * (int)AMX_ROWS;
-      waiting.next = 0, waiting.row = now.image * D::M + at, waiting.col = now.panel * PANEL, waiting.shift = 0;
-      if (Plan::MANY && !SLICED) {
-        const bool last = t + 2 >= tiles;  // the first rows of the next panel are next
-        const long from = last ? 0 : t + 2;
-        waiting.after = rows + from * AMX_ROWS, waiting.after_col = waiting.col + (last ? PANEL : 0);
-        waiting.after_count = last && now.panel + 1 == now.end ? 0 : (int)(min_of(2, tiles - from) * AMX_ROWS);
-      }
-      if (AT_ONCE) amx_finish(waiting);
     }
     if (SLICED && done && !same_chunk) amx_finish(waiting);  // the next chunk overwrites the sums
     if constexpr (S::AHEAD) ahead.finish();
