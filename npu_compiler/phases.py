@@ -30,6 +30,7 @@ from .passes import (
     quantised_maxima,
     quantize,
     quantize_activations,
+    short_convolutions,
 )
 from .passes.absorb_views import absorb_views
 from .schedule.horizontal_fusion import common_rewrites
@@ -60,6 +61,7 @@ PASSES: dict[str, str] = {
     "fuse_pointwise": "inline pointwise producers into their readers",
     "fuse_loops": "merge loop nests over one domain into one kernel",
     "dual_gemm": "compute both matmuls of a gated MLP in one kernel",
+    "short_convolutions": "compute convolutions of few terms in channels-first order if both sides have it",
     "compress_weights": "store weights in the weight format that the caller chose",
     "quantize_activations": "round rows of activations to 8 bits if the caller chose that",
     "winograd": "compute 3x3 convolutions with Winograd's algorithm where that is faster",
@@ -142,6 +144,8 @@ def run_fold(s: State) -> None:
 
 def run_fuse(s: State) -> None:
     """Absorb views, inline pointwise chains, and group nodes into kernels."""
+    if s.config.panel:
+        s.run_pass("short_convolutions", short_convolutions.short_convolutions)
     decompose.decompose(s.graph, s.config)
     s.run_pass("concat_to_select", concat_to_select.concat_to_select)
     absorb_views(s.graph)

@@ -16,7 +16,7 @@ from ..codegen.rounding import is_bfloat16, unrounded
 from ..codegen.row_passes import WORTH_SAVING, Pass
 from .blocks import CTYPE, LANE_TYPE, Block, Value, uniform_kind, vector_kind
 from .devices import MEASURED, CPUCosts
-from .plan import TILE_BLOCK, Plan, make_plan, segments
+from .plan import TILE_BLOCK, Plan, make_plan, parts_of_lanes, segments
 from .reductions import OPS, accumulator, clip, is_long, reduction_loops, waiting, waiting_type
 from .render import Renderer
 from .small_kernels import emit_small, small_scratch_bytes
@@ -171,7 +171,7 @@ class _Emitter:
                 self._pass_along(block, number, p)
             self._stores(block, self.row.stores)
         else:
-            for low, high in segments(self.exprs, self.plan.lane, self.render.ranges):
+            for low, high in parts_of_lanes(self.plan, self.exprs, self.render.ranges):
                 if self.plan.tile is not None:
                     self._tiled(block, low, high, self.plan.lane, self.plan.tile)
                 elif self.row.passes:

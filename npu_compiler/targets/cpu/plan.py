@@ -24,6 +24,8 @@ LINE, PAGE = 64, 4096  # bytes
 NEAR_GATHER = 6.0  # the cost of a vector of elements that may be neighbours: a load, a permutation and a test
 MAX_SEGMENTS = 6  # into which the lane dim is divided
 HOISTED = 12  # scalar operations for which a row dim becomes a loop inside the lane loop
+NEAR_LINES = 1024  # the most lines that such a loop writes for a saved load: they stay in the cache until they are full
+MASKED = 8  # iterations of such a loop from which guards are masks rather than parts of the lane dim
 PIECEWISE = frozenset("where abs minimum maximum floordiv remainder".split())
 LONGER = 8  # how many times as long as the tile dim the lane dim must be for tiles to follow one another along it
 TILE_BLOCK = 64  # positions of the tile dim per thread: a multiple of every vector length
@@ -59,6 +61,7 @@ class Plan:
     rows_at_once: int = 0
     inner: int | None = None  # a row dim whose loop is inside the lane loop, because much does not depend on it
     interleaved: int | None = None  # a short dim, innermost in memory, whose stores are interleaved in registers
+    masked: float = math.inf  # how many times as long a vector takes with masks
     prefix: list[int] = field(default_factory=list)  # row dims that are flattened and divided among the threads
     lane_blocks: int = 1
     block_size: int = 0
@@ -111,6 +114,7 @@ def make_plan(nest: Nest, costs: CPUCosts) -> Plan:
         _, plan.tile, plan.tiled = transposed
         plan.tiles_along = _goes_along_tile(nest, *transposed[:2], costs.lanes)
     else:
+        plan.masked = 1.5 if costs.lanes == LANES else math.inf
         plan.interleaved = _choose_interleave(plan)
         plan.inner = _choose_inner(plan)
     plan.unroll = [_vectors_for(plan, p.steps) for p in row.passes]
@@ -143,9 +147,18 @@ def _order_rows(nest: Nest) -> None:
 def _choose_inner(plan: Plan) -> int | None:
     """Return a row dim on which much work of a lane does not depend, or None. Of several, it is the innermost one,
     whose elements are the nearest in memory, unless another one saves much more."""
-    nest, lane = plan.nest, plan.lane
-    if nest.reduced or nest.serial or lane is None or plan.interleaved is not None:
+    if plan.lane is None or plan.interleaved is not None:
         return None
+    saved = _shared_work(plan.nest, plan.lane)
+    enough = max(HOISTED, max(saved.values(), default=0) - HOISTED)
+    return next((d for d, n in saved.items() if n >= enough), None)
+
+
+def _shared_work(nest: Nest, lane: int) -> dict[int, float]:
+    """Return the work of a lane that does not depend on a row dim, for each of them, the innermost one first. Only
+    nests without reductions have such loops."""
+    if nest.reduced or nest.serial:
+        return {}
     dims: dict[Expr, frozenset[int]] = {}
 
     def depends(x: Expr) -> frozenset[int]:
@@ -156,17 +169,28 @@ def _choose_inner(plan: Plan) -> int | None:
 
     parts = {x for s in nest.steps for x in expr.walk(s.value)}
     work = [(depends(x), expr.own_cost(x)) for x in parts]
+    loads = [(depends(x), _access_cost(x, lane)) for x in parts if x.op == "load"]
 
-    def hoisted(d: int) -> int:
-        return sum(n for found, n in work if lane in found and d not in found)
+    def shared(d: int) -> float:
+        counted = work + loads if nest.size[d] <= NEAR_LINES else work
+        return sum(n for found, n in counted if lane in found and d not in found)
 
-    rows = [d for d in nest.rows if d != lane]
-    saved = {d: hoisted(d) for d in reversed(rows)}
-    enough = max(HOISTED, max(saved.values(), default=0) - HOISTED)
-    return next((d for d, n in saved.items() if n >= enough), None)
+    return {d: shared(d) for d in reversed(nest.rows) if d != lane}
 
 
 # -- lanes --------------------------------------------------------------------------------------------------------
+def parts_of_lanes(plan: Plan, exprs: list[Expr], ranges: affine.Ranges) -> list[tuple[int, int]]:
+    """Return the ranges of the lane dim that have loops of their own: its :func:`segments`, but the whole dim if only
+    guards differ between them and masks take less time than more vectors."""
+    assert plan.lane is not None
+    size, found = plan.nest.size[plan.lane], segments(exprs, plan.lane, ranges)
+    shared = plan.inner is not None and plan.nest.size[plan.inner] >= MASKED
+    factor = 1.0 if shared else plan.masked
+    fewer = factor * -(-size // LANES) < sum(-(-(high - low) // LANES) for low, high in found)
+    plain = fewer and not any(_follows_no_stride(x, plan.lane) for x, _ in accesses(plan.nest))
+    return [(0, size)] if plain else found
+
+
 def segments(exprs: list[Expr], lane: int, ranges: affine.Ranges) -> list[tuple[int, int]]:
     """Return ranges of the lane dim in which no guard changes and every address is affine."""
     size = ranges[lane][1] + 1
@@ -217,6 +241,9 @@ def _lane_cost(nest: Nest, dim: int) -> float:
         work += [(_access_cost(affine.simplify(x, ranges) if len(parts) > 1 else x, dim), r) for x, r in found]
         cost += (1.0 + sum(n for n, per_row in work if not per_row)) * vectors
         cost += sum(n for n, per_row in work if per_row) * (vectors if dim not in nest.reduced else 1.0) / points
+    shared = max(_shared_work(nest, dim).values(), default=0.0)
+    if shared >= HOISTED:  # a loop inside that over lanes computes it once
+        cost -= shared * math.ceil(size / LANES) / size
     if dim in nest.reduced:
         cost += 8 * sum(s.kind == "reduce" for s in nest.steps) / points
     return cost

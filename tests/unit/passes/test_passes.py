@@ -318,10 +318,10 @@ def test_batch_norm_is_one_scale_and_one_shift_elsewhere(dtype: str, channels: i
 
 def test_batch_norm_behind_depthwise_grouped_and_linear_layers() -> None:
     g = Graph("others")
-    x, rows = g.input("x", (1, 4, 5, 5), "float32"), g.input("rows", (7, 80), "float32")
+    x, rows = g.input("x", (1, 8, 5, 5), "float32"), g.input("rows", (7, 80), "float32")
     y = rows.matmul(g.weight("w", (5, 80), "float32").permute(1, 0)) + g.weight("b", (5,), "float32")
     g.outputs = [
-        ("depthwise", batch_norm(conv(x, "d", 4, groups=4), "bn0")),
+        ("depthwise", batch_norm(conv(x, "d", 8, groups=8), "bn0")),
         ("grouped", batch_norm(conv(x, "g", 6, groups=2), "bn1")),
         ("linear", batch_norm(y, "bn2")),
     ]
