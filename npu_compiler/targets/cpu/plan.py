@@ -156,7 +156,7 @@ def _choose_inner(plan: Plan) -> int | None:
 
 def _shared_work(nest: Nest, lane: int) -> dict[int, float]:
     """Return the work of a lane that does not depend on a row dim, for each of them, the innermost one first. Only
-    nests without reductions have such loops."""
+    nests without reductions have such loops. Of the parts of the lane dim, the longest counts."""
     if nest.reduced or nest.serial:
         return {}
     dims: dict[Expr, frozenset[int]] = {}
@@ -167,7 +167,10 @@ def _shared_work(nest: Nest, lane: int) -> dict[int, float]:
             dims[x] = own.union(*map(depends, x.args))
         return dims[x]
 
-    parts = {x for s in nest.steps for x in expr.walk(s.value)}
+    values = [s.value for s in nest.steps]
+    low, high = max(segments(values, lane, nest.ranges), key=lambda part: part[1] - part[0])
+    ranges = {**nest.ranges, lane: (low, high - 1)}
+    parts = {x for e in values for x in expr.walk(affine.simplify(e, ranges))}
     work = [(depends(x), expr.own_cost(x)) for x in parts]
     loads = [(depends(x), _access_cost(x, lane)) for x in parts if x.op == "load"]
 
@@ -241,9 +244,9 @@ def _lane_cost(nest: Nest, dim: int) -> float:
         work += [(_access_cost(affine.simplify(x, ranges) if len(parts) > 1 else x, dim), r) for x, r in found]
         cost += (1.0 + sum(n for n, per_row in work if not per_row)) * vectors
         cost += sum(n for n, per_row in work if per_row) * (vectors if dim not in nest.reduced else 1.0) / points
-    shared = max(_shared_work(nest, dim).values(), default=0.0)
-    if shared >= HOISTED:  # a loop inside that over lanes computes it once
-        cost -= shared * math.ceil(size / LANES) / size
+    if all(affine.affine(x.args[0]).coefficient(dim) == 1 for x, _ in found if x.value.operand < 0):
+        shared = [n - n / nest.size[d] for d, n in _shared_work(nest, dim).items() if n >= HOISTED]
+        cost -= max(shared, default=0.0) * math.ceil(size / LANES) / size  # a loop inside the lane loop needs it once
     if dim in nest.reduced:
         cost += 8 * sum(s.kind == "reduce" for s in nest.steps) / points
     return cost

@@ -23,9 +23,9 @@ def plan(kernel: Loops) -> Plan:
     return make_plan(build_nest(kernel), MEASURED)
 
 
-def circular() -> Loops:
-    """Images [40, 30, 50] that wrap around in both dims."""
-    rows, columns = fn("remainder")(j - 1, const(30, "int64")), fn("remainder")(k - 3, const(50, "int64"))
+def circular(step: int) -> Loops:
+    """Images [40, 30, 50] that wrap around in both dims, whose columns are ``step`` apart."""
+    rows, columns = fn("remainder")(j - 1, const(30, "int64")), fn("remainder")((k - 3) * step, const(50, "int64"))
     x = load(0, "float32", (i, rows, columns))
     return loops([operand((40, 30, 50))], [operand((40, 33, 54))], (40, 33, 54), (), store(x, i, j, k))
 
@@ -40,9 +40,18 @@ def windows() -> Loops:
 
 
 def test_of_equal_inner_loops_the_one_with_near_elements_is_inside() -> None:
-    kernel = circular()
+    kernel = circular(7)
     made = plan(kernel)
     assert (made.lane, made.inner) == (2, 1)
+    got, want, _ = run(kernel)
+    np.testing.assert_array_equal(got[0], want[0])
+
+
+def test_lanes_whose_positions_follow_a_stride_in_parts_share_nothing() -> None:
+    """The loop over rows is outside, so that rows are read and written one after the other."""
+    kernel = circular(1)
+    made = plan(kernel)
+    assert (made.lane, made.inner) == (2, None)
     got, want, _ = run(kernel)
     np.testing.assert_array_equal(got[0], want[0])
 
