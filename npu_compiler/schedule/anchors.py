@@ -69,7 +69,8 @@ class Gemm(Contraction):
     Rows of the left operand are ``lda`` elements apart, its matrices ``batch_stride``. ``shared``: all of them multiply
     one right operand. ``dual``: two products of the same rows, ``acc`` and ``acc1`` of the epilogue, whose columns
     alternate in the right operand. ``prologue`` computes the left operand inside the kernel, into scratch memory (its
-    only output); its inputs replace the left operand in ``inputs``.
+    only output); its inputs replace the left operand in ``inputs``. ``packs``: the right operand is [batch, k, n] as it
+    is in memory, and the kernel packs it.
     """
 
     kind = "gemm"
@@ -82,6 +83,7 @@ class Gemm(Contraction):
     shared: bool
     dual: bool = False
     prologue: Loops | None = None
+    packs: bool = False
 
     @property
     def rhs(self) -> int:

@@ -46,6 +46,8 @@ def _right_operands(k: Gemm, w: Array) -> list[Array]:
     op, wide = k.weight, np.float64 if k.weight.dtype == "float64" else np.float32
     if op.format:
         return _stored_operands(k, op.format, w)
+    if k.packs:
+        return [w.astype(wide)]
     if w.ndim == 3:  # [batch or 1, N, K]; rows of the two matrices of a dual product alternate
         w = w.astype(wide).swapaxes(1, 2)
         return [w[..., 0::2], w[..., 1::2]] if k.dual else [w]

@@ -69,6 +69,7 @@ def everything() -> Graph:
     rounded = dequantized(quantized(row, 50.0, 128, 0, 255, "uint8"), 0.02, 128, None)
     weight = dequantized(g.weight("int8", (64, 8), "int8"), g.const(np.full(8, 0.01, np.float32)), 0, None)
     g.outputs.append(("rounded", quantized(relu(rounded.matmul(weight)), 10.0, 0, 0, 255, "uint8")))
+    g.outputs.append(("batch", x.reshape(3, 16, 8).matmul(x.reshape(3, 8, 16))))
     g.outputs.append(("short", conv(x, "c4", 6, groups=3)))
     g.outputs.append(("largest", quantized(rounded.amax([1]), 50.0, 128, 0, 255, "uint8")))
     return g

@@ -96,8 +96,13 @@ def _gemm(k: Gemm, name: str, place: Place, costs: CPUCosts) -> str:
     if w.format:
         format = reader_of(w.format).format
         weights, kept = f"((const stored<{format}>*){weights})", f"stored<{format}>"
+    if k.packs:
+        kept = f"in_place<{ctype(w)}, {k.k}, {w.strides[1]}, {w.strides[2]}>"
+        weights = f"((const {kept}*){weights})"
     shared = "true" if k.shared else "false"
     dims: dict[str, Any] = dict(M=k.m, N=k.n, K=k.k, lda=k.lda or k.k, B=k.batch, batch_a=k.batch_stride)
+    if k.packs:
+        dims["batch_b"] = w.strides[0]
     struct = _struct(f"{name}_dims", "GemmDims", **dims)
     dual = "true" if k.dual else "false"
     struct = struct.replace("; };", f"; static constexpr bool shared_w = {shared}, dual = {dual}; }};")

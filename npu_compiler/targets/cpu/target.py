@@ -19,6 +19,7 @@ from ...schedule.fold_cache_scales import fold_cache_scales_if
 from ...schedule.fold_position_masks import FOLD_POSITION_MASKS
 from ...schedule.horizontal_fusion import common_rewrites
 from ...schedule.kernel import FusedLoops, Kernel, Loops, Operand, Scan, Sort
+from ...schedule.pack_in_products import pack_in_products_if
 from ...schedule.rewrite import ScheduleRewrite
 from ...schedule.schedule import Schedule
 from ...support import dtypes, env
@@ -77,7 +78,19 @@ class CPUTarget(Selectable[CPUDevice]):
 
     @property
     def rewrites(self) -> tuple[ScheduleRewrite, ...]:
-        return (*common_rewrites(self.config), fold_cache_scales_if(lambda k: True), FOLD_POSITION_MASKS)
+        return (
+            *common_rewrites(self.config),
+            fold_cache_scales_if(lambda k: True),
+            FOLD_POSITION_MASKS,
+            pack_in_products_if(self._packs),
+        )
+
+    def _packs(self, dtype: str) -> bool:
+        """Whether the register tile multiplies panels of ``dtype``, as they are: not with tiles of AMX, and not if
+        pairs become floats because their dot product is slow."""
+        if "amx_tile" in self.device.features or (dtype == "bfloat16" and self.device.flags):
+            return dtype == "float64"
+        return dtypes.is_float(dtype)
 
     def emit(self, schedules: list[Schedule], *, build: bool = True) -> Emitted:
         device, units = self.device, _Units(self.device.costs)

@@ -367,15 +367,20 @@ def test_two_products(tmp_path: Path, arch: str, dtype: str, m: int, n: int, k: 
 
 
 @pytest.mark.parametrize("dtype", ["float", "f16", "bf16", "double"])
-def test_pack_b(tmp_path: Path, dtype: str) -> None:
+def test_right_operands_of_run_time(tmp_path: Path, dtype: str) -> None:
     b, n, k = 3, 70, 45
     packed_size = b * 3 * (46 if dtype == "bf16" else 45) * 32
     bodies = [struct("D", "GemmDims", M=20, N=n, K=k, lda=k, B=b, batch_a=20 * k, batch_b=n * k, shared_w=False)]
-    for name, strides in (("rows", f"{n}, 1"), ("columns", f"1, {k}")):
-        bodies.append(entry(name, f"pack_b<D>((const {dtype}*)a.x, {strides}, ({dtype}*)a.out, th);"))
-    call = f"Store e{{a, {n}}}; gemm<D>((const {dtype}*)a.x, (const {dtype}*)a.w, e, th, a.counters);"
-    bodies.append(entry("multiply", call))
-    library = build(tmp_path, "native", bodies, [f"gemm_scratch_bytes<D, {dtype}, {dtype}>()"])
+    strides = {"rows": f"{n}, 1", "columns": f"1, {k}"}
+    for name, at in strides.items():
+        bodies.append(entry(name, f"pack_b<D>((const {dtype}*)a.x, {at}, ({dtype}*)a.out, th);"))
+    kinds = {"multiply": dtype}
+    kinds |= {f"multiply_{of}": f"in_place<{dtype}, {k}, {at}>" for of, at in strides.items()}
+    for name, kept in kinds.items():
+        call = f"Store e{{a, {n}}}; gemm<D>((const {dtype}*)a.x, (const {kept}*)a.w, e, th, a.counters);"
+        bodies.append(entry(name, call))
+    scratch = [f"gemm_scratch_bytes<D, {dtype}, {kept}>()" for kept in kinds.values()]
+    library = build(tmp_path, "native", bodies, scratch)
     rng = np.random.default_rng(4)
     library.start(2)
     right, left = random(rng, (b, k, n), dtype), random(rng, (b, 20, k), dtype)
@@ -383,7 +388,9 @@ def test_pack_b(tmp_path: Path, dtype: str) -> None:
         packed = library.run(name, source, out=np.ones(packed_size, NUMPY[dtype]))
         assert np.array_equal(packed, pack(right, dtype).ravel())
     zeros = np.zeros((b, 20, n), np.float32)
-    out = library.run("multiply", left, packed, out=np.empty_like(zeros, result_of(dtype)), bias=zeros, residual=zeros)
     left64, right64 = left.astype(np.float64), right.astype(np.float64)
-    check(out, left64 @ right64, np.abs(left64) @ np.abs(right64))
+    columns = np.ascontiguousarray(right.transpose(0, 2, 1))
+    for name, stored in (("multiply", packed), ("multiply_rows", right), ("multiply_columns", columns)):
+        out = library.run(name, left, stored, out=np.empty_like(zeros, result_of(dtype)), bias=zeros, residual=zeros)
+        check(out, left64 @ right64, np.abs(left64) @ np.abs(right64))
     library.handle.stop()

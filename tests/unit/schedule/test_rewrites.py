@@ -23,6 +23,7 @@ from npu_compiler.pipeline import State, run_graph, run_phases, switches
 from npu_compiler.schedule import checks
 from npu_compiler.schedule import interp as kernel_interp
 from npu_compiler.schedule.kernel import Kernel, Loops
+from npu_compiler.schedule.pack_in_products import pack_in_products
 from npu_compiler.schedule.rewrite import ScheduleRewrite
 from npu_compiler.schedule.schedule import Schedule
 from npu_compiler.support.errors import CompileError
@@ -159,6 +160,15 @@ def columns_of_results(lines: int = 64) -> Graph:
     return g
 
 
+def small_products(dtype: str, transposed: bool) -> Graph:
+    """A batch of matrices, of which neither is a weight, with rows and columns that fill no panel."""
+    g = Graph("small_products")
+    x, y = g.input("x", (2, 3, 20, 24), dtype), g.input("y", (2, 3, *((40, 24) if transposed else (24, 40))), dtype)
+    y = y.permute(0, 1, 3, 2) if transposed else y
+    g.outputs = [("y", x.matmul(y).cast(dtype))]
+    return g
+
+
 def reversed_state() -> Graph:
     """A state whose update reads it in another order: the copy into it cannot compute its source in place."""
     g = Graph("reversed_state")
@@ -202,6 +212,8 @@ EXAMPLES = [
     Example("fold_position_masks", "cpu", "bfloat16"),
     Example("fold_position_masks", "cuda", "float32"),
     Example("fold_position_masks", "metal", "bfloat16"),
+    Example("pack_in_products", "cpu:x86-64-v4", on_graph(lambda: small_products("float32", False))),
+    Example("pack_in_products", "cpu:avx2", on_graph(lambda: small_products("bfloat16", True))),
     Example("fuse_decode_attention", "cuda", "bfloat16"),
     Example("fuse_decode_attention", "metal", "float32"),
     Example("fuse_copies", "cuda", on_graph(quantised_image)),
@@ -288,6 +300,25 @@ def test_a_copy_computes_its_source_in_place_only_point_by_point() -> None:
         schedule = run_graph(make(), "cuda", until="memory").schedule
         assert schedule is not None
         assert sum(len(k.members) for k in schedule.kernels) == loops
+
+
+def test_matrices_that_change_before_the_product_are_packed_at_once() -> None:
+    schedule = run_graph(small_products("float32", False), "cpu:avx2", until="fold_position_masks").schedule
+    assert schedule is not None
+    pack, product = schedule.kernels
+    schedule.kernels = [pack, replace(pack, inputs=pack.outputs, outputs=pack.inputs), product]
+    pack_in_products(schedule, lambda dtype: True)
+    assert len(schedule.kernels) == 3
+    schedule.kernels = [pack, product]
+    pack_in_products(schedule, lambda dtype: True)
+    assert [k.kind for k in schedule.kernels] == ["gemm"]
+
+
+def test_amx_and_slow_dot_products_read_packed_matrices() -> None:
+    for chip in ("cpu:amx", "cpu:cooperlake"):
+        schedule = run_graph(small_products("bfloat16", False), chip, until="memory").schedule
+        assert schedule is not None
+        assert [k.kind for k in schedule.kernels] == ["pack", "gemm"]
 
 
 def test_every_rewrite_has_an_example() -> None:

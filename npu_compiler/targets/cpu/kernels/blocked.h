@@ -87,6 +87,25 @@ NPU_INLINE void run_tile(const Tiling& tiles, int t, const TileArgs& a, const in
   }
 }
 
+// Whether a storage packs panels of a matrix (pack.h).
+template <class Stored> constexpr bool packs = false;
+
+// Prefetches n bytes in `parts` parts into L2: this one.
+NPU_INLINE void prefetch_part(const char* from, long n, long part, long parts) {
+  for (long at = n * part / parts / 64 * 64; at < n * (part + 1) / parts; at += 64) __builtin_prefetch(from + at, 0, 2);
+}
+// The matrices of the next chunk, of which each tile of the last panel prefetches a part: both are small, and are read
+// in an order that no hardware prefetcher follows. Plan has a storage that packs.
+template <class Plan> struct NextMatrices {
+  const char *x = nullptr, *w = nullptr;
+  static constexpr long MOST = 16 << 10, X_BYTES = Plan::Q * Plan::ROW_BYTES;
+  __attribute__((always_inline)) void prefetch(long part, long parts) const {
+    if (!x) return;
+    prefetch_part(x, min_of(MOST, X_BYTES), part, parts);
+    prefetch_part(w, min_of(MOST, Plan::W_IMAGE_BYTES), part, parts);
+  }
+};
+
 template <class Plan> constexpr long copy_end() { return blocked_tables_bytes<Plan>() + align64(Plan::COPY_BYTES); }
 template <class Plan> constexpr long unpacked_bytes(long units) {  // buffer for one unpacked panel
   return Plan::Stored::PLAIN ? 0 : units * Plan::Kind::W_BYTES;
@@ -188,12 +207,21 @@ NPU_INLINE void blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, in
         next = (const char*)weights + after.image * Plan::W_IMAGE_BYTES + after.begin * PANEL_BYTES;
         if (i >= Chunks::COUNT || next == panel) next = nullptr;
       }
+      NextMatrices<Plan> later;
+      if constexpr (packs<Stored>) {
+        if (pn + 1 == c.end && next) {
+          const Chunks after = Chunks::of(i);
+          later = {Plan::rows_at(x, after.image, after.block), next};
+        }
+      }
       const long group = pn / Plan::NP, col = pn % Plan::NP * PANEL, row = Plan::first_row(c.image, c.block);
       const char* from = block + group * Plan::GROUP_BYTES;
       const char* plain[PRODUCTS];
-      for (long i = 0; i < PRODUCTS; i++)
-        plain[i] =
-            Stored::unpack(panel + i * PRODUCT_BYTES, UNITS, 0, UNITS, unpacked + i * unpacked_bytes<Plan>(UNITS));
+      for (long i = 0; i < PRODUCTS; i++) {
+        char* buffer = unpacked + i * unpacked_bytes<Plan>(UNITS);
+        if constexpr (packs<Stored>) plain[i] = Stored::pack(panel, min_of(PANEL, Plan::N - col), buffer);
+        else plain[i] = Stored::unpack(panel + i * PRODUCT_BYTES, UNITS, 0, UNITS, buffer);
+      }
       for (int tap = 0; tap < Plan::NTAPS; tap += Slices::TAPS) {
         const bool last = tap + Slices::TAPS >= Plan::NTAPS;
         const char* after = last ? next : panel + (tap + Slices::TAPS) * Slices::TAP_BYTES;
@@ -203,6 +231,7 @@ NPU_INLINE void blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, in
           const int rows = tiles.rows + (t < tiles.tall);
           Sum* sums = acc + (Slices::DIVIDED ? done * PANEL : 0);
           if (last) prefetch_epilogue(rows, row + done, group * Plan::N + col, epi);
+          if constexpr (packs<Stored>) later.prefetch(t, tiles.count);
           const TapRange inner = Plan::inner_taps(c.block, done, rows);
           const int skipped = (int)max_of(inner.begin - tap, 0), end = (int)min_of(inner.end - tap, ntaps);
           const bool add = inner.begin < tap;  // to sums of earlier taps

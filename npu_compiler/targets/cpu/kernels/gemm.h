@@ -4,8 +4,8 @@
 //   gemm<D>(a, w, epi, th, counter)
 //
 // Weights are [ceil(N/32)][K][32] float, f16 or double, or [ceil(N/32)][ceil(K/2)][32][2] bf16, or [..][ceil(K/4)][32][4] int8
-// (for uint8 rows), zero padded, or panels of a weight format (storage.h). pack_b() packs a matrix that is computed at run time. epi(acc, row, col, lanes) receives
-// VL neighbouring columns of row b * M + m.
+// (for uint8 rows), zero padded, or panels of a weight format (storage.h), or in_place (pack.h). epi(acc, row, col, lanes)
+// receives VL neighbouring columns of row b * M + m.
 #pragma once
 #include "amx_blocked.h"
 #include "amx_gemm.h"
@@ -13,13 +13,14 @@
 #include "amx_pieces.h"
 #include "blocked.h"
 #include "gemv.h"
-#include "operands.h"
+#include "pack.h"
 
 namespace npu {
 
 struct GemmDims {
   static constexpr long B = 1;            // batch size: product b reads a + b * batch_a and the b-th weight matrix
   static constexpr long batch_a = 0;      // elements between two matrices of A
+  static constexpr long batch_b = 0;      // and of right operands that are in_place
   static constexpr bool shared_w = true;  // all products of the batch read the same weights
   static constexpr bool dual = false;     // two products whose weight panels alternate: epi(acc, acc1, row, ...)
 };
@@ -85,8 +86,9 @@ template <class D, class TA, class TW> struct GemmPlan {
   static constexpr long PG =
       SLICED ? BLOCKING.chunk_panels : choose_chunk(LIMITS, BLOCKS * D::B, NP, PRODUCTS * D::K * PANEL * Q);
   static constexpr int NTAPS = 1, LEN = (int)UNITS, SEGMENT = Operands<TA, TW>::SEGMENT;
-  static constexpr long GROUP_BYTES = 0, W_IMAGE_BYTES = D::shared_w ? 0 : NP * PANEL_BYTES;
-  static constexpr long COPY_BYTES = COPY ? Q * ROW_BYTES : 0;
+  static constexpr long GROUP_BYTES = 0, COPY_BYTES = COPY ? Q * ROW_BYTES : 0;
+  static constexpr long W_IMAGE_BYTES =
+      packs<Stored> ? D::batch_b * (long)sizeof(TW) : D::shared_w ? 0 : NP * PANEL_BYTES;
 
   static void tables(int32_t* off, long* taps) {
     for (long q = 0; q < Q; q++) off[q] = (int32_t)(q * ROW_BYTES);
@@ -95,6 +97,9 @@ template <class D, class TA, class TW> struct GemmPlan {
   static long positions(long block) { return ROWS.size(block); }
   static long first_row(long image, long block) { return image * D::M + ROWS.begin(block); }
   static constexpr TapRange inner_taps(long, long, long) { return {0, NTAPS}; }
+  static const char* rows_at(const TA* a, long image, long block) {
+    return (const char*)(a + image * D::batch_a + ROWS.begin(block) * D::lda);
+  }
   static const char* prepare(const TA* a, long image, long block, char* copy) {
     a += image * D::batch_a + ROWS.begin(block) * D::lda;
     if (!COPY) return (const char*)a;
@@ -249,38 +254,6 @@ NPU_NOINLINE void gemm(const TA* a, const TW* w, Epi& epi, Thread& th, int* coun
 #endif
   else if constexpr (GemmPlan<D, TA, TW>::SLICED) sliced<GemmPlan<D, TA, TW>>(a, w, epi, th, counter);
   else blocked<GemmPlan<D, TA, TW>>(a, w, epi, th, counter);
-}
-
-// Packs `rows` of up to UNIT rows, `cols` of up to PANEL columns, into columns of UNIT elements; the rest is zero.
-template <int UNIT, class T>
-NPU_INLINE void pack_rows(const T* from, long stride_k, long stride_n, long rows, long cols, T* to) {
-  if (rows == UNIT && cols == PANEL && stride_n == 1) {
-    for (long c = 0; c < PANEL; c++)
-      for (long r = 0; r < UNIT; r++) to[c * UNIT + r] = from[r * stride_k + c];
-    return;
-  }
-  if (rows < UNIT || cols < PANEL) memset((void*)to, 0, UNIT * PANEL * sizeof(T));
-  if (rows == UNIT && stride_k == 1) {
-    for (long c = 0; c < cols; c++) memcpy((void*)(to + c * UNIT), from + c * stride_n, UNIT * sizeof(T));
-  } else {
-    for (long r = 0; r < rows; r++)
-      for (long c = 0; c < cols; c++) to[c * UNIT + r] = from[r * stride_k + c * stride_n];
-  }
-}
-
-// Packs b[k][n] (strides in elements, usually one of them 1) into panels. All threads share the work; the caller puts a
-// barrier between pack_b() and gemm(). D has B, N, K and batch_b (elements).
-template <class D, class T> NPU_NOINLINE void pack_b(const T* b, long stride_k, long stride_n, T* out, Thread& th) {
-  constexpr int UNIT = is_same<T, int8_t>::value ? 4 : is_same<T, bf16>::value ? 2 : 1;
-  constexpr long NP = ceil_div(D::N, PANEL), KP = ceil_div(D::K, UNIT) * UNIT;
-  const long panels = D::B * NP;
-  for (long i = panels * th.tid / th.n; i < panels * (th.tid + 1) / th.n; i++) {
-    const long image = i / NP, col = i % NP * PANEL, cols = min_of(PANEL, D::N - col);
-    const T* from = b + image * D::batch_b + col * stride_n;
-    T* to = out + i * KP * PANEL;
-    for (long k = 0; k < KP; k += UNIT)
-      pack_rows<UNIT>(from + k * stride_k, stride_k, stride_n, min_of(UNIT, D::K - k), cols, to + k * PANEL);
-  }
 }
 
 }  // namespace npu

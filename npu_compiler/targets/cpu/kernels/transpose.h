@@ -5,7 +5,7 @@
 //
 // NCHW -> NHWC is M = C, N = H * W; NHWC -> NCHW the reverse.
 #pragma once
-#include "gemm.h"
+#include "blocked.h"
 
 namespace npu {
 
@@ -63,15 +63,23 @@ template <class E, int n> NPU_INLINE void transpose_square(const E* in, long in_
   for (int i = 0; i < n; i++) store_bytes(out + i * out_n, rows[i]);
 }
 
-// Transposes rows x cols elements of `in`, for any sizes.
-template <class E> NPU_NOINLINE void transpose_part(const E* in, long in_m, E* out, long out_n, long rows, long cols) {
-  constexpr int n = transpose_block<sizeof(E)>();
+// Transposes rows x cols elements of `in`, for any sizes: blocks of n x n, then of 4 x 4, then single elements.
+template <class E, int n>
+NPU_INLINE void transpose_blocks(const E* in, long in_m, E* out, long out_n, long rows, long cols) {
   const long whole_rows = rows / n * n, whole_cols = cols / n * n;
   for (long c = 0; c < whole_cols; c += n)
     for (long r = 0; r < whole_rows; r += n)
       transpose_square<E, n>(in + r * in_m + c, in_m, out + c * out_n + r, out_n);
-  for (long c = 0; c < cols; c++)
-    for (long r = c < whole_cols ? whole_rows : 0; r < rows; r++) out[c * out_n + r] = in[r * in_m + c];
+  if constexpr (n > 4 && sizeof(E) >= 4) {
+    transpose_blocks<E, 4>(in + whole_cols, in_m, out + whole_cols * out_n, out_n, rows, cols - whole_cols);
+    transpose_blocks<E, 4>(in + whole_rows * in_m, in_m, out + whole_rows, out_n, rows - whole_rows, whole_cols);
+  } else {
+    for (long c = 0; c < cols; c++)
+      for (long r = c < whole_cols ? whole_rows : 0; r < rows; r++) out[c * out_n + r] = in[r * in_m + c];
+  }
+}
+template <class E> NPU_NOINLINE void transpose_part(const E* in, long in_m, E* out, long out_n, long rows, long cols) {
+  transpose_blocks<E, transpose_block<sizeof(E)>()>(in, in_m, out, out_n, rows, cols);
 }
 
 template <class D, class T> NPU_NOINLINE void transpose(const T* in, T* out, Thread& th, int* counter) {
