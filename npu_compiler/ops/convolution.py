@@ -18,7 +18,9 @@ Ints = int | list[int]
 Sizes = Sequence[int]
 Pairs = Sequence[tuple[int, int]]
 MAX_CONVOLUTIONS = 16  # into which a transposed one is divided
-JOINED = 48  # the most channels of all taps along the depth that become those of one convolution
+# The most channels of all taps along the depth that become those of one convolution, for each input pixel of a result:
+# with more, or with fewer results, partial sums take less time than the joined copy of the input.
+JOINED = 192
 
 
 def channels_last(x: Value, spatial: int) -> Value:
@@ -54,7 +56,7 @@ def core(
     x: Value, w: Value, stride: Sizes, padding: Pairs, dilation: Sizes, groups: int, bias: Value | None = None
 ) -> Value:
     """Convolve x [N, ..., C] with w [K, ..., C/groups], and add bias [K]. One spatial dim is a row of height 1; three
-    are a sum over the taps of the depth, or with few channels two, whose channels are those of all taps. The bias
+    are two, whose channels are those of all taps of the depth, or with many channels a sum over these taps. The bias
     follows the convolution at once, so that it becomes its epilogue. Taps that only read padding are left out."""
     w, padding = _inside(x, w, stride, padding, dilation)
     if len(stride) == 1:
@@ -70,7 +72,7 @@ def core(
         x = spread(x, (1, 1, 1), (padding[0][0], 0, 0), (depth, *x.shape[2:4]))
     taps, reach = bounded(w.shape[1], MAX_STEPS, "taps along the depth"), dilation[0] * (w.shape[1] - 1)
     planes = (depth - reach - 1) // stride[0] + 1
-    if groups == 1 and taps > 1 and taps * x.shape[-1] <= JOINED:
+    if groups == 1 and taps > 1 and taps * x.shape[-1] <= JOINED // prod(stride[1:]):
         shape = (n, planes, *x.shape[2:4], taps, x.shape[-1])
         at = [index(0), index(1) * stride[0] + index(4) * dilation[0], index(2), index(3), index(5)]
         joined = x.graph.elementwise(shape, [x], load(0, x.dtype, at)).reshape(n * planes, *shape[2:4], -1)
