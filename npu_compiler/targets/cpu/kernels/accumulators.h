@@ -57,8 +57,15 @@ template <class V> struct Held<V, true> {
     return load_bytes<V>(both);
   }
   NPU_BODY void set(V x) {
-    memcpy(&low, &x, sizeof low);
-    memcpy(&high, (const char*)&x + sizeof low, sizeof high);
+    if constexpr (VL == 16) {  // after memcpy, compilers would store both halves, although nothing reads them
+      low = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7);
+      high = __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
+    } else if constexpr (VL == 8) {
+      low = __builtin_shufflevector(x, x, 0, 1, 2, 3), high = __builtin_shufflevector(x, x, 4, 5, 6, 7);
+    } else {
+      memcpy(&low, &x, sizeof low);
+      memcpy(&high, (const char*)&x + sizeof low, sizeof high);
+    }
   }
   template <class Op> NPU_BODY void combine(V x) {
     Held y;
