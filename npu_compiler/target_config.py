@@ -40,9 +40,9 @@ class Roofline:
 
     @classmethod
     def of(cls, bandwidth: float, source: str, **flops: float) -> Roofline:
-        """Return the roofline of a device without figures for its caches. ``bandwidth``: TB/s; ``flops``: TFLOP/s, of
-        uint8 if not given those of int8."""
-        rates = {"uint8": flops["int8"], **flops} if "int8" in flops else flops
+        """Return the roofline of a device without figures for its caches. ``bandwidth``: TB/s; ``flops``: TFLOP/s;
+        those of int8 are also those of uint8."""
+        rates = flops | {"uint8": flops["int8"]} if "int8" in flops else flops
         return cls({dtype: 1e12 * rate for dtype, rate in rates.items()}, ((math.inf, bandwidth * 1e12),), source)
 
     @property

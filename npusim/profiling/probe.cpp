@@ -1,4 +1,5 @@
 // What a CPU can do at best: reading memory, and the multiplications that the kernels are made of.
+#include "amx_tile.h"
 #include "tile.h"
 using namespace npu;
 
@@ -18,13 +19,18 @@ template <class Kind, class V> float multiply(long steps, float seed) {
 }
 
 #if NPU_AMX
-// `step` multiplies four pairs of tiles, which have 16 rows of 64 bytes.
-template <class Step> float multiply_tiles(long steps, Step step) {
+// A step multiplies four pairs of tiles, which have 16 rows of 64 bytes.
+template <bool INTEGERS> float multiply_tiles(long steps) {
   if (!Amx::request()) return 0;
   TileShapes shapes;
   for (int tile = 0; tile < 8; tile++) shapes.set(tile, 16, 64);
   Amx::configure(shapes);
-  for (long i = 0; i < steps; i++) step();
+  for (long i = 0; i < steps; i++) {
+    amx_product<INTEGERS, 0, 4, 6>();
+    amx_product<INTEGERS, 1, 4, 7>();
+    amx_product<INTEGERS, 2, 5, 6>();
+    amx_product<INTEGERS, 3, 5, 7>();
+  }
   Amx::release();
   return 0;
 }
@@ -36,22 +42,8 @@ EXPORT float multiply_float64(long steps, float seed) { return multiply<F64, hal
 EXPORT int step_flops_float32() { return 2 * VL * CHAINS; }
 EXPORT int step_flops_float64() { return VL * CHAINS; }
 #if NPU_AMX
-EXPORT float multiply_bfloat16(long steps, float) {
-  return multiply_tiles(steps, [] {
-    Amx::dpbf16ps<0, 4, 6>();
-    Amx::dpbf16ps<1, 4, 7>();
-    Amx::dpbf16ps<2, 5, 6>();
-    Amx::dpbf16ps<3, 5, 7>();
-  });
-}
-EXPORT float multiply_int8(long steps, float) {
-  return multiply_tiles(steps, [] {
-    Amx::dpbusd<0, 4, 6>();
-    Amx::dpbusd<1, 4, 7>();
-    Amx::dpbusd<2, 5, 6>();
-    Amx::dpbusd<3, 5, 7>();
-  });
-}
+EXPORT float multiply_bfloat16(long steps, float) { return multiply_tiles<false>(steps); }
+EXPORT float multiply_int8(long steps, float) { return multiply_tiles<true>(steps); }
 EXPORT int step_flops_bfloat16() { return 4 * 2 * 16 * 16 * 32; }
 EXPORT int step_flops_int8() { return 4 * 2 * 16 * 16 * 64; }
 #else
