@@ -12,6 +12,7 @@ from ..graph import expr
 from ..graph.expr import Expr
 from ..graph.graph import Graph, Node, Value
 from ..support import dtypes
+from .decompose import tap_position
 from .layout import sink_permutes
 from .load_time import static_values
 
@@ -83,16 +84,14 @@ def _pointwise(graph: Graph, node: Node, static: set[Value]) -> Value:
     dtype = node.out.dtype
     x, w = node.inputs
     x, w = x.permute(0, 3, 1, 2), w.cast(dtype) if w in static else w  # cast when weights are loaded
-    (n, oh, ow, k), (_, r, s, channels), groups = node.out.shape, w.shape, node.attrs["groups"]
-    (sh, sw), (top, left, _, _), (dh, dw) = (node.attrs[name] for name in ("stride", "padding", "dilation"))
+    (n, oh, ow, k), (_, r, s, channels) = node.out.shape, w.shape
     image, out, y, z = (expr.index(d) for d in range(4))
-    first = out // (k // groups) * channels
     total: Expr | None = None
     for i in range(r):
         for j in range(s):
-            row, column = y * sh + (i * dh - top), z * sw + (j * dw - left)
             for c in range(channels):
-                value = expr.load(0, x.dtype, [image, first + c, row, column]).cast(dtype)
+                row, column, channel = tap_position(node, (y, z, out), (i, j, c))
+                value = expr.load(0, x.dtype, [image, channel, row, column]).cast(dtype)
                 value = _inside(row, x.shape[2], _inside(column, x.shape[3], value))
                 tap = [out, *(expr.const(at, "int64") for at in (i, j, c))]
                 term = value * expr.load(1, w.dtype, tap).cast(dtype)
