@@ -197,6 +197,17 @@ template <class T> INLINE void frag_mma(FragC& c, const FragA<T>& a, const FragB
     for (int k = 0; k < 16; k++) c.v[i] += to_f32(x[k]) * to_f32(y[k]);
   }
 }
+// Pairs of bytes, without sign on the left, summed as integers.
+struct u8s8 { uint8_t bytes[2]; };
+struct FragI { int v[4]; };
+INLINE void frag_zero(FragI& c) { c.v[0] = c.v[1] = c.v[2] = c.v[3] = 0; }
+INLINE void frag_mma(FragI& c, const FragA<u8s8>& a, const FragB<u8s8>& b) {
+  const int lane = current & 31;
+  for (int i = 0; i < 4; i++) {
+    const u8s8 *x = a.v[frag_row(lane, i)], *y = b.v[frag_column(lane, i)];
+    for (int k = 0; k < 32; k++) c.v[i] += x[k / 2].bytes[k % 2] * (int8_t)y[k / 2].bytes[k % 2];
+  }
+}
 
 // Distributes the part of a fragment that a lane loads to all lanes of its subgroup.
 static uint lanes[32][32][4];

@@ -97,11 +97,30 @@ def test_products_of_persistent_workgroups() -> None:
 
 @needs_compiler
 def test_quads_with_different_rows() -> None:
-    """One, two, four and eight sub-blocks share a fragment; the last unit is not whole."""
+    """One, two, four and eight sub-blocks share a fragment; the last unit is not whole. An outlier takes most bits from
+    the integers of its sub-block."""
     names = ["int4_g128", "int4_g64", "q4_k", "int4_g32_zp", "iq4_nl"]
+    runs = _rows(1, 2, (0, 60), 512)
+    outlier = runs[0][0].clone()
+    outlier[0, 100] *= 3000.0
     with host_in("one unit"):
-        program = _check("host", HostBackend(), names, "bfloat16", _rows(1, 2, (0, 60), 512), 790)
+        program = _check("host", HostBackend(), names, "bfloat16", [*runs, (outlier,)], 790)
     assert program.sources["kernels.cpp"].count("RowFragments<") > len(names)
+
+
+@needs_compiler
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_integers_of_elements_that_are_not_finite(value: float) -> None:
+    """No sum over such an element is a number."""
+    names = ["int4_g128", "q4_k", "iq4_nl"]
+    model, (x,) = Layers(names, 790, 512).eval().to(torch.bfloat16), _rows(1, 1, (0,), 512)[0]
+    x[0, 300] = value
+    args = cast((x,), torch.bfloat16)
+    with host_in("one unit"):
+        program = npu_compiler.compile(capture(model, args), "host", weights={f"{n}.weight": n for n in names})
+        results = run_on_cpu(program, state_dict_numpy(model), [args], HostBackend())
+    assert program.sources["kernels.cpp"].count("RowFragments<") == len(names)
+    assert all(np.isnan(r).all() for r in results[0])
 
 
 @needs_compiler

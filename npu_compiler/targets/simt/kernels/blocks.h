@@ -9,6 +9,7 @@
 //   Value, raised(codes, r)     cheaper: the values as elements of fragments of type Value, exact, divided by factor(i) in
 //                               pair i, plus the pair of constants raise(i) if RAISED (RAISE: that of all pairs, or 0)
 //   Halves                      a struct with the same in f16, if that takes fewer instructions, or else Codes itself
+//   bytes(codes, r)             of codes of four bits only: the values of a row plus ZERO, as bytes; byte i is element(i)
 //   HALVES_PAY                  whether it takes so many fewer that they pay for the conversion of the left operand even
 //                               if that is multiplied by one unit only
 // Scale defines
@@ -128,6 +129,16 @@ template <int FIRST> struct NibbleHalves {
     return v;
   }
 };
+// Codes of four bits as bytes.
+struct NibbleBytes {
+  static INLINE int element(int i) { return i % 2 * 4 + i / 2 % 2 + i / 4 * 2; }
+  static INLINE uint2 bytes(THREAD const PieceCodes<4>& codes, int r) {
+    uint2 v;
+    v.x = codes.low[r] & 0x0f0f0f0fu;
+    v.y = codes.low[r] >> 4 & 0x0f0f0f0fu;
+    return v;
+  }
+};
 template <int BITS, int FIRST> struct LinearCodes;
 template <int BITS, int FIRST> struct LinearHalves {
   typedef LinearCodes<BITS, FIRST> Codes;
@@ -136,11 +147,11 @@ template <int FIRST> struct LinearHalves<4, FIRST> {
   typedef NibbleHalves<FIRST> Codes;
 };
 // Values code + FIRST: those of bf16 from 128 on are one apart, so a code is the low bits of 128 + code.
-template <int BITS_, int FIRST> struct LinearCodes : ValueCodes<bf16> {
+template <int BITS_, int FIRST> struct LinearCodes : ValueCodes<bf16>, NibbleBytes {
   typedef typename LinearHalves<BITS_, FIRST>::Codes Halves;
   CONSTANTS int BITS = BITS_;
   CONSTANTS bool RAISED = true;
-  CONSTANTS int RAISE = 128 - FIRST;
+  CONSTANTS int RAISE = 128 - FIRST, ZERO = -FIRST;
   static INLINE uint raise(int) { return (0x4300u - FIRST) * 0x10001u; }
   static INLINE uint4 raised(THREAD const PieceCodes<BITS>& codes, int r) {
     uint4 v;
@@ -209,6 +220,14 @@ template <uint TABLE0, uint TABLE1, uint TABLE2, uint TABLE3> struct ListedCodes
     const uint low = byte_permute(TABLE0, TABLE1, which), high = byte_permute(TABLE2, TABLE3, which);
     const uint mask = byte_permute(0xff00u, 0u, nibbles >> 3 & 0x1111u);
     return (low & ~mask) | (high & mask);
+  }
+  CONSTANTS int ZERO = 128;
+  static INLINE int element(int i) { return i % 4 * 2 + i / 4; }
+  static INLINE uint2 bytes(THREAD const PieceCodes<4>& codes, int r) {
+    uint2 v;
+    v.x = look_up(codes.low[r]) ^ 0x80808080u;
+    v.y = look_up(codes.low[r] >> 16) ^ 0x80808080u;
+    return v;
   }
   static INLINE uint4 pairs(THREAD const PieceCodes<4>& codes, int r) {
     const uint even = look_up(codes.low[r]), odd = look_up(codes.low[r] >> 16);

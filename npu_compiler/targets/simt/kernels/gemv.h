@@ -6,8 +6,8 @@
 // alternate between two products that the epilogue combines into one result.
 //
 // Constants of C: M; N, rows of the weight; K; LDA, elements between rows of the left operand; ROWS, PRODUCTS, THREADS;
-// ITEM: columns that a thread multiplies at once; PIECES of ITEM columns in a row; VECTORS: pieces of a thread; ALONG:
-// threads along a row, all of them or an eighth; UNITS; STEP: persistent workgroups, each of which computes every
+// ITEM: columns that a thread multiplies at once; PIECES of ITEM columns in a row; VECTORS: pieces of a thread in a row of
+// the weight, LEFT_VECTORS: in a row of the left operand; UNITS; STEP: persistent workgroups, each of which computes every
 // STEP-th unit. GROUPS: groups of THREADS in a workgroup, each of which computes a unit; SHARED_VECTORS: pieces of the
 // left operand that a thread computes for all that share it. SETTLES: whether weights must have arrived before the
 // kernel waits for its inputs, which are then not queued behind them.
@@ -16,23 +16,18 @@
 // Weights: a reader of one weight format. load(unit, at) loads the weights of a unit into registers before pdl_wait(),
 // and load_rest(at) loads the rest after it. settle() waits until what load() requested has arrived.
 // multiply(sum, left, x, operand, at) adds to the sums [M][ROWS], and reduce(sum, part, at) adds up those of a subgroup
-// in part [ROWS * M]. Its type Operand holds data that all units need in addition to x; its make(left, x, at) is called
-// once.
+// in part [ROWS * M]. Its type Operand holds data that all units need in addition to x; its make(weights, left, x, at)
+// is called once.
 // Left: the left operand. load_weights(at) is called before pdl_wait() and load_inputs(x, at) after it; make(x, at)
-// completes x [M][VECTORS]. element(k) returns element k of row 0 as a float, from the copy that put(k, ..) stored if
+// completes x [M][LEFT_VECTORS]. element(k) returns element k of row 0 as a float, from the copy that put(k, ..) stored if
 // PUTS. If it is SHARED, threads compute pieces for others, and put(k, piece) and piece(k) exchange them.
 // Epilogue: a rendered functor. load_weights and load_inputs(row, column, guard) load the operands of store(row,
 // column, sums).
 #pragma once
 
-// The piece of a row that is number v of a thread's. If only ALONG of the THREADS are along a row, the quads of a
-// subgroup have the same ones, and those of the lanes of a quad are neighbours.
-template <class C> INLINE int piece_of(int v, Thread at) {
-  return C::ALONG == C::THREADS ? v * C::THREADS + at.tid : (at.subgroup * C::VECTORS + v) * 4 + (at.lane & 3);
-}
-
+// Piece v of a thread is v * THREADS + tid.
 template <class C> struct GemvLeft {
-  Vec<typename C::X, C::ITEM> x[C::M][C::VECTORS];
+  Vec<typename C::X, C::ITEM> x[C::M][C::LEFT_VECTORS];
 };
 
 // The pieces of the left operand that a thread computes for all threads of its workgroup.
@@ -61,9 +56,9 @@ template <class C, bool SHARED> struct LeftMaker {
     }
     barrier();
 #pragma unroll
-    for (int v = 0; v < C::VECTORS; v++) {
-      const int piece = piece_of<C>(v, at);
-      const bool ok = C::VECTORS * C::ALONG == C::PIECES || piece < C::PIECES;
+    for (int v = 0; v < C::LEFT_VECTORS; v++) {
+      const int piece = v * C::THREADS + at.tid;
+      const bool ok = C::LEFT_VECTORS * C::THREADS == C::PIECES || piece < C::PIECES;
       x.x[0][v] = left.piece(ok ? piece * C::ITEM : 0);
       if (!ok)
         for (int e = 0; e < C::ITEM; e++) x.x[0][v].v[e] = to_bf16(0.0f);
@@ -82,14 +77,14 @@ template <class C> struct LoadedLeft {
   INLINE void load_weights(Thread) {}
   INLINE void load_inputs(THREAD GemvLeft<C>& left, Thread at) {
 #pragma unroll
-    for (int v = 0; v < C::VECTORS; v++) load(left, v, piece_of<C>(v, at));
+    for (int v = 0; v < C::LEFT_VECTORS; v++) load(left, v, v * C::THREADS + at.tid);
   }
   INLINE void make(THREAD GemvLeft<C>&, Thread) {}
   INLINE void load(THREAD GemvLeft<C>& left, int v, int piece) {
 #pragma unroll
     for (int m = 0; m < C::M; m++) {
       DEVICE const typename C::X* const from = a + m * C::LDA + piece * C::ITEM;
-      if (C::VECTORS * C::ALONG > C::PIECES && piece >= C::PIECES) {
+      if (C::LEFT_VECTORS * C::THREADS > C::PIECES && piece >= C::PIECES) {
         for (int e = 0; e < C::ITEM; e++) left.x[m][v].v[e] = narrow<typename C::X>(0.0f);
       } else if (C::ALIGNED) {
         left.x[m][v] = *(DEVICE const Vec<typename C::X, C::ITEM>*)from;
@@ -107,7 +102,8 @@ template <class C> struct LoadedLeft {
 // Reader of plain weights, whose rows are PITCH elements apart. STREAMED: no kernel writes them. W: their type.
 template <class C> struct DenseWeights {
   struct Operand {
-    template <class Left> INLINE void make(THREAD Left&, THREAD const GemvLeft<C>&, Thread) {}
+    template <class Left>
+    INLINE void make(THREAD const DenseWeights&, THREAD Left&, THREAD const GemvLeft<C>&, Thread) {}
   };
   DEVICE const typename C::W* rows;
   uint4 w[C::ROWS][C::VECTORS];
@@ -207,7 +203,7 @@ INLINE void gemv(Weights weights, Left left, Epilogue epilogue, SMEM float* part
   weights.load_rest(at);
   LeftMaker<C, Left::SHARED>::make(left, x, at, all);
   typename Weights::Operand operand;
-  operand.make(left, x, at);
+  operand.make(weights, left, x, at);
   weights.multiply(sum, left, x, operand, at);
   const int group = all.tid / C::THREADS, size = GemvResults<C>::SUBGROUPS * GemvResults<C>::SUMS;
   results.store(weights, sum, epilogue, part + group * size, at);
@@ -259,7 +255,7 @@ INLINE void gemv_persistent(Weights even, Left left, Epilogue epilogue, SMEM flo
   left.load_inputs(x, at);
   LeftMaker<C, Left::SHARED>::make(left, x, at, at);
   typename Weights::Operand operand;
-  operand.make(left, x, at);
+  operand.make(even, left, x, at);
   for (int unit = at.workgroup; unit < C::UNITS; unit += 2 * C::STEP) {
     gemv_unit<C>(even, unit, left, x, operand, epilogue, part, at);
     gemv_unit<C>(odd, unit + C::STEP, left, x, operand, epilogue,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -45,13 +45,13 @@ def is_gemv(kernel: Gemm) -> bool:
 class Shape:
     """The sizes of a workgroup of ``threads``. Each thread has ``vectors`` 16-byte pieces of each of ``rows`` weight
     rows; 0: it loads them in a loop. ``per_unit``: persistent workgroups of an SM; 0: one workgroup per ``rows``
-    rows. ``along``: threads along a row, an eighth; 0: all of them."""
+    rows. ``left``: pieces of the left operand of a thread; 0: those that it multiplies by its weights."""
 
     threads: int
     vectors: int
     rows: int
     per_unit: int = 0
-    along: int = 0
+    left: int = 0
 
 
 def choose_shape(pieces: int, columns: int, device: GPU) -> Shape:
@@ -123,9 +123,10 @@ def supports_prologue(kernel: Gemm, dialect: Dialect) -> bool:
 class Reader(NamedTuple):
     """A reader of weights with which ``gemv.h`` is instantiated.
 
-    ``template``: its class template. ``made``: its initialiser, where {0} is the pointer to the weights. ``header``:
-    the file that defines it. ``sizes``: constants in addition to those of ``gemv.h``. ``per_unit``: workgroups that
-    should be resident on an SM; 0: any number. ``elements``: whether it reads single elements of the left operand.
+    ``template``: its class template. ``made``: its initialiser, where {0} is the pointer to the weights, and {1} and so
+    on are those to ``arrays`` in shared memory (type, name, length). ``header``: the file that defines it. ``sizes``:
+    constants in addition to those of ``gemv.h``. ``per_unit``: workgroups that should be resident on an SM; 0: any
+    number. ``elements``: whether it reads single elements of the left operand.
     ``types``: aliases of C++ types in addition to those of ``gemv.h``. ``text``: what defines these types.
     ``shares``: whether groups of threads may share a left operand that they compute; it must be bfloat16.
     ``settles``: whether workgroups that are not persistent wait for weights before they wait for their inputs.
@@ -141,6 +142,7 @@ class Reader(NamedTuple):
     text: str = ""
     shares: bool = False
     settles: bool = False
+    arrays: Sequence[tuple[str, str, int]] = ()
 
 
 def emit_gemv(kernel: Gemm, dialect: Dialect) -> Emission:
@@ -164,14 +166,14 @@ def instantiate(kernel: Gemm, dialect: Dialect, shape: Shape, reader_of: Callabl
     persistent = _persistent_workgroups(shape, units, dialect)
     reader = reader_of(persistent)
     groups = _groups(shape, units, dialect) if prologue and reader.shares and not persistent else 1
-    along, sharing = shape.along or threads, prologue and (groups > 1 or shape.along > 0)
+    sharing = groups > 1
     shared_vectors = blocks(a.k // item, threads * groups)
     f.per_unit = max(1, reader.per_unit // groups) if reader.per_unit else 0
     weights = f.pointer(kernel.rhs)
     sizes = dict(
         M=a.m, N=n, K=a.k, LDA=a.lda, ROWS=rows, PRODUCTS=products, THREADS=threads, ITEM=item, PIECES=pieces,
-        VECTORS=shape.vectors or 1, UNITS=units, STEP=persistent, GROUPS=groups, SHARED_VECTORS=shared_vectors,
-        SETTLES=reader.settles, ALONG=along,
+        VECTORS=shape.vectors or 1, LEFT_VECTORS=shape.left or shape.vectors or 1, UNITS=units, STEP=persistent,
+        GROUPS=groups, SHARED_VECTORS=shared_vectors, SETTLES=reader.settles,
         ALIGNED=size * item <= 16 and x.offset * size % 16 == 0 and (a.m == 1 or a.lda * size % 16 == 0),
     )  # fmt: skip
     kind = "bf16" if sharing else "float" if prologue else ctype(x.dtype)
@@ -179,14 +181,15 @@ def instantiate(kernel: Gemm, dialect: Dialect, shape: Shape, reader_of: Callabl
     if reader.text:
         f.before.append(reader.text)
     if prologue:
-        vectors = shared_vectors if sharing else shape.vectors
+        vectors = shared_vectors if sharing else shape.left or shape.vectors
         left = _Prologue(f, kernel, threads * groups, vectors, item, reader.elements, sharing).emit()
     else:
         left = f"LoadedLeft<@NAME@_sizes>{{{f.pointer(0)}}}"
     epilogue = _epilogue(kernel, f, products, bool(persistent))
     part = f.array("float", "part", groups * (2 if persistent else 1) * subgroups(threads) * rows * a.m)
     name = "gemv_persistent" if persistent else "gemv" if shape.vectors else "gemv_long_rows"
-    made = f"{reader.template}<@NAME@_sizes>{{{reader.made.format(weights)}}}"
+    arrays = [f.array(*array) for array in reader.arrays]
+    made = f"{reader.template}<@NAME@_sizes>{{{reader.made.format(weights, *arrays)}}}"
     f.template(name, reader.header, types, {**sizes, **reader.sizes}, made, left, epilogue, part)
     return f.finish(persistent or blocks(units, groups), threads * groups)
 

@@ -77,7 +77,8 @@ template <class C> INLINE void reduce_rows4(THREAD float (&sum)[1][4], SMEM floa
 // Multiplies in float arithmetic.
 template <class C> struct Rows4Weights {
   struct Operand {
-    template <class Left> INLINE void make(THREAD Left& left, THREAD const GemvLeft<C>& x, Thread at) {
+    template <class Left>
+    INLINE void make(THREAD const Rows4Weights&, THREAD Left& left, THREAD const GemvLeft<C>& x, Thread at) {
       if (!Left::PUTS) return;
 #pragma unroll
       for (int v = 0; v < C::VECTORS; v++) {

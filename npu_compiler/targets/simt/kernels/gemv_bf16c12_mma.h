@@ -7,7 +7,8 @@
 template <class C> struct Rows4Fragments {
   struct Operand {
     FragB<bf16> b[C::VECTORS][2];
-    template <class Left> INLINE void make(THREAD Left& left, THREAD const GemvLeft<C>& x, Thread at) {
+    template <class Left>
+    INLINE void make(THREAD const Rows4Fragments&, THREAD Left& left, THREAD const GemvLeft<C>& x, Thread at) {
 #pragma unroll
       for (int v = 0; v < C::VECTORS; v++) {
         const int piece = v * C::THREADS + at.tid;

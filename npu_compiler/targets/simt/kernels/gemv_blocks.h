@@ -60,7 +60,8 @@ template <class C> INLINE void reduce_fours(THREAD float (&sum)[1][4], SMEM floa
 template <class C> struct BlockWeights {
   struct Operand {
     float sums[C::VECTORS];  // of the elements of x of each piece
-    template <class Left> INLINE void make(THREAD Left&, THREAD const GemvLeft<C>& x, Thread) {
+    template <class Left>
+    INLINE void make(THREAD const BlockWeights&, THREAD Left&, THREAD const GemvLeft<C>& x, Thread) {
 #pragma unroll
       for (int v = 0; v < C::VECTORS; v++) {
         sums[v] = 0.0f;

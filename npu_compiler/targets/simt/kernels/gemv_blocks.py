@@ -11,7 +11,7 @@ from ....weights.format import WeightFormat, find_layout
 from ..lang.device import GPU
 from ..lang.dialect import SUBGROUP, Dialect
 from ..lang.emission import Emission
-from ..lang.function import blocks
+from ..lang.function import blocks, subgroups
 from .gemv import OTHER_REGISTERS, Reader, Shape, instantiate
 from .gemv_bf16c12 import resident
 
@@ -56,15 +56,18 @@ def emit_gemv_blocks(kernel: Gemm, dialect: Dialect) -> Emission:
             ahead = min(ahead, max(1, min(device.prefetch_bytes // nbytes, PREFETCHED // _registers(layout))))
         decoded = 0 if persistent else min(ahead, DECODED)
         sizes = {"AHEAD": ahead, "EXACT": exact, "HALVES": persistent > 0, "DECODED": decoded}
-        if shape.along:
-            name, made, header = "RowFragments", "{0}", "gemv_blocks_rows_mma.h"
+        arrays: list[tuple[str, str, int]] = []
+        if shape.left:
+            name, made, header = "RowFragments", "{0}, {1}, {2}", "gemv_blocks_rows_mma.h"
+            scales = 2 * subgroups(shape.threads) * _runs(layout)
+            arrays = [("uint8_t", "digits", 2 * kernel.k), ("float", "scales_of_x", scales)]
         elif fragments:
             name, made, header = "BlockFragments", "{{{0}}}", "gemv_blocks_mma.h"
         else:
             name, made, header = "BlockWeights", "{{{0}}}", "gemv_blocks.h"
         return Reader(
             name, made, header, sizes, per_unit, types={"F": format.name}, text=format_text(format, layout),
-            shares=fragments and _registers(layout) <= SHARING_PIECE, settles=True,
+            shares=fragments and not shape.left and _registers(layout) <= SHARING_PIECE, settles=True, arrays=arrays,
         )  # fmt: skip
 
     return instantiate(kernel, dialect, shape, reader)
@@ -100,14 +103,20 @@ def choose_rows_shape(k: int, row_groups: int, layout: BlockRows, device: GPU) -
     if f.bits != 4 or 0 < f.sub_block < QUAD or (f.head_fields and f.block < columns) or k % columns:
         return None
     threads, rows = k // columns * SUBGROUP, QUADS * ROWS
-    runs = columns // min(columns, f.sub_block or columns)
+    runs = _runs(layout)
     scales = sum(f.scale_fields) * (runs if runs <= 2 else runs // 4)
     weights = LEFT_PIECES * f.bits + scales + sum(f.head_fields)
     fit = resident(threads, 2 * weights + LEFT_PIECES * 4 + OTHER_REGISTERS, device)
     per_unit = min(fit, device.gemv_blocks_bytes // (2 * QUADS * layout.nbytes(k)))
     if per_unit < 2 or row_groups < FEW_GROUPS * QUADS * device.units:
         return None
-    return Shape(threads, LEFT_PIECES, rows, per_unit, threads // QUADS)
+    return Shape(threads, LEFT_PIECES, rows, per_unit, left=1)
+
+
+def _runs(layout: BlockRows) -> int:
+    """Return the number of sub-blocks in the columns of a subgroup, if quads have different rows."""
+    columns = LEFT_PIECES * QUAD
+    return columns // min(columns, layout.format.sub_block or columns)
 
 
 def _fit(shape: Shape, layout: BlockRows, units: int, device: GPU) -> int:

@@ -71,7 +71,8 @@ template <class C> struct BlockFragments {
     float sums[C::VECTORS][SUBS];    // of the elements of x, if the format has a base; in the lanes on the diagonal
     float raises[C::VECTORS][SUBS];  // what raised codes add to sums of products, unless it is RAISE times `sums`
     QuadRange<C, Codes, T> range;
-    template <class Left> INLINE void make(THREAD Left&, THREAD const GemvLeft<C>& x, Thread at) {
+    template <class Left>
+    INLINE void make(THREAD const BlockFragments&, THREAD Left&, THREAD const GemvLeft<C>& x, Thread at) {
       uint pairs[C::VECTORS][4];
       range.pairs_of(pairs, x);
 #pragma unroll
