@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ...schedule.anchors import Conv2d, Gemm
@@ -28,7 +28,7 @@ DECODED_WARPS = 16  # of a thread block
 WARPGROUP = 128  # threads
 LONG_SUM = 2048  # more terms of 8-bit floats are added up in float32, MAX_TERMS at a time: at an error of 7e-4 of the
 MAX_TERMS = 512  # result for 1536 terms and 2.5e-3 for 8960, the former is small beside a rounding to bfloat16
-PROMOTED_REGISTERS = 232  # of a thread, if its sums are added up in float32
+MOST_REGISTERS = 232  # of a thread with sums of two tiles or two kinds, if a warpgroup issues the loads
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class Plan:
     """Tiles of ``m`` x ``n`` results, whose operands are loaded into a ring buffer of ``stages``. ``splits``: thread
     blocks of a cluster that share a tile (split-K). ``blocks_per_sm``: thread blocks that are resident on an SM.
     ``prefetch``: threads read residuals before the main loop. ``tma_store``: TMA loads residuals and stores results.
-    ``promoted``: after so many stages, sums are added up in float32; 0: never."""
+    ``promoted``: after so many stages, sums are added up in float32; 0: never. ``overlap``: threads store the results
+    of a tile while they multiply the next one."""
 
     m: int
     n: int
@@ -46,6 +47,11 @@ class Plan:
     prefetch: bool = True
     tma_store: bool = False
     promoted: int = 0
+    overlap: bool = False
+
+    def store_parts(self, products: int) -> int:
+        """Return the parts in which threads store a tile: the fewest stages that hide them."""
+        return self.n // (16 * products)
 
 
 def piece_columns(n: int, size: int) -> int:
@@ -168,12 +174,17 @@ def candidates(
                     prefetch = residual and n <= 128 and splits == 1 and not tma_store
                     fits = fits and (blocks_per_sm < 4 or not prefetch)  # two blocks with more rows measured faster
                     promoted = MAX_TERMS // (2 * step) if scaled and 2 * p.k // splits > LONG_SUM else 0
+                    one = (m, splits, blocks_per_sm) == (128, 1, 1) and n + 40 <= MOST_REGISTERS
+                    plan = Plan(m, n, stages, splits, blocks_per_sm, prefetch, tma_store, promoted)
                     if promoted:
-                        fits = fits and (m, blocks_per_sm, prefetch) == (128, 1, False) and n + 40 <= PROMOTED_REGISTERS
+                        fits = fits and one and not prefetch
                     elif registers(m, n, blocks_per_sm, prefetch) > device.registers:
                         fits = False
+                    many = blocks(p.m, m) * blocks(p.n, n) * p.batch > device.units
+                    long = blocks(p.k, step) >= plan.store_parts(p.products)
+                    plain = not (residual or promoted or tma_store or codes) and outputs == 1
                     if stages > 2 and fits:
-                        yield Plan(m, n, stages, splits, blocks_per_sm, prefetch, tma_store, promoted)
+                        yield replace(plan, overlap=one and many and long and plain)
 
 
 def _widths(p: Product, m: int, units: int, columns: int) -> list[int]:
@@ -225,6 +236,8 @@ def cost(
         work = blocks(thread_blocks, at_once) * (together * max(loop, store) + c.byte_serial * min(loop, store))
     elif plan.tma_store and thread_blocks <= at_once:
         work += results * c.tma_last
+    elif plan.overlap:
+        work = blocks(thread_blocks, at_once) * (max(loop, store) + tile / 4) + store + tile
     if plan.splits > 1:
         work += results * c.part + dict(c.cluster)[plan.splits]
     return max(work, 2 * units / rate + c.start) + 0.05 * work + c.launch

@@ -193,6 +193,22 @@ def test_the_fastest_tiles_that_were_measured_are_chosen() -> None:
     assert (plan.m, plan.n, plan.tma_store) == (128, 256, True)  # 74.9; 64 x 128: 89
 
 
+def test_a_tile_is_stored_while_the_next_one_is_multiplied() -> None:
+    """Threads need registers for the sums of both, which they take from those of a whole warpgroup of loads."""
+    gate = replace(_gemm(512, 8960, 1536), dual=True)
+    up = _operand(1, "weight", 1, 2 * 8960, 1536)
+    gate = replace(gate, inputs=(gate.inputs[0], up), epilogue=(expr.acc() * expr.acc(number=1)).cast("float16"))
+    plan = choose(gate, 64, False, HOPPER)
+    assert (plan.m, plan.n, plan.overlap) == (128, 192, True)
+    launch = (functions := Functions(HOPPER)).launch(gate)
+    assert launch.threads == 384 and "OVERLAP = true" in functions.text[launch.function]
+    assert plan.n + 40 <= HOPPER.device.registers // 256
+    one_each, stored_by_tma = _gemm(512, 256, 1536), _gemm(2048, 2048, 1536)
+    few_stages, added = replace(gate, k=256), _added(gate, _operand(3, "arena", 512, 8960))
+    for other in (one_each, stored_by_tma, few_stages, added):
+        assert isinstance(other, Gemm) and not choose(other, 64, supports_tma_store(other), HOPPER).overlap
+
+
 def test_residuals_come_as_tiles_and_vectors_as_they_are() -> None:
     kernel = _gemm(300, 256, 64)
     last = expr.index(1)
@@ -340,6 +356,10 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Args]]] = {
     "linear-17x40x64": lambda: linear(17, 40, 64),
     "linear-128x96x4096": lambda: linear(128, 96, 4096),
     "gated-200x264x520": lambda: gated(200, 264, 520),
+    "gated-2000x1160x456": lambda: gated(2000, 1160, 456),
+    "gated-900x3000x1096": lambda: gated(900, 3000, 1096),
+    "linear-2040x2568x1096": lambda: linear(2040, 2568, 1096),
+    "gated-2500x2500x456": lambda: gated(2500, 2500, 456),
     "layer-33x200x72": lambda: layer(33, 200, 72),
     "layer-128x512x4096": lambda: layer(128, 512, 4096),
     "layer-500x768x1000": lambda: layer(500, 768, 1000),

@@ -1,13 +1,14 @@
 // Matrix products and convolutions on Hopper: persistent thread blocks process tiles of the result, and the next tile's
 // operands are loaded while results are stored. A block has one producer warp and TILE_M / 64 warpgroups
 // (tma_mainloop.h). If there are few tiles, the blocks of a cluster share each tile (split-K): they exchange partial
-// sums, and each adds up its share of the rows, in order (tma_thread_stores.h).
+// sums, and each adds up its share of the rows, in order (tma_thread_stores.h). With OVERLAP, threads store the results
+// themselves while they multiply the next tile (tma_overlap.h).
 //
 //   tma_gemm<D>(Operands<S>{left, right}, ring, full, parts, epilogue, scale, columns, {out, out1, residual}, row_sums,
 //               NoSum(), NoDecoder(), th)
 #pragma once
+#include "tma_overlap.h"
 #include "tma_result_stages.h"
-#include "tma_thread_stores.h"
 
 // An earlier product whose results stay in registers, as a second operand of the epilogue (dual_conv.py).
 struct NoSum {
@@ -52,7 +53,7 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
                      const Before& before, const Decoder& decoder, const Thread& th) {
   constexpr int CONSUMERS = D::TILE_M / 64 * 4, COPIERS = CONSUMERS + D::DECODERS;  // the first warps of each kind
   constexpr int PRODUCER = COPIERS + Decoder::COPIERS;                                // the warp that issues loads
-  ASSUME(th.tid >= 0 && th.tid < PRODUCER * 32 + (D::PROMOTED ? 128 : 32));
+  ASSUME(th.tid >= 0 && th.tid < PRODUCER * 32 + (D::PROMOTED || D::OVERLAP ? 128 : 32));
   const Ring<D> ring = {slots, full, full + D::STAGES};
   int64_t* const sent = full + 2 * D::STAGES;  // of the partial sums, if SPLITS > 1
   const int rank = D::SPLITS > 1 ? cluster_rank() : 0;
@@ -67,7 +68,7 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
   if (D::SPLITS > 1) cluster_start();
   else barrier();
   if (th.subgroup >= PRODUCER) {
-    if constexpr (D::PROMOTED > 0) fewer_registers<40>();
+    if constexpr (D::PROMOTED > 0 || D::OVERLAP) fewer_registers<40>();
     if (th.subgroup == PRODUCER && th.lane == 0) {
       if constexpr (Before::ENABLED) {
         tma_prefetch(before.operands.left);
@@ -102,8 +103,12 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
       return;
     }
   }
-  if constexpr (D::PROMOTED > 0) more_registers<232>();
+  if constexpr (D::PROMOTED > 0 || D::OVERLAP) more_registers<232>();
   pdl_wait();
+  if constexpr (D::OVERLAP) {
+    overlapped_tiles<S>(ring, epilogue, scale, columns, th);
+    return;
+  }
   RingPosition<D::STAGES> at = {0, 0};
   ReleaseResults<D> release = {ring, th.tid, -1};
   int turn = 0;

@@ -119,28 +119,33 @@ INLINE void load_stages(const Ring<D>& ring, const Operands<S>& from, RingPositi
 }
 
 // -- products
+// Starts the products of one stage and calls meanwhile(). Then the stage before, `slot`, is free if this tile used it.
+template <class D, class F>
+INLINE void multiply_stage(TileC<D>& acc, const Ring<D>& ring, RingPosition<D::STAGES>& at, bool accumulate, bool release,
+                           int& slot, const Thread& th, const F& meanwhile) {
+  mbarrier_wait(ring.full + at.slot, at.phase);
+  typename D::T* const left = ring.stage(at.slot);
+  wgmma_fence();
+  const typename D::T *const rows = left + th.subgroup / 4 * (64 * D::TILE_K), *const right = left + D::TILE_M * D::TILE_K;
+  if constexpr (D::N_MAJOR) wgmma_n_major<D::TILE_K>(acc, rows, right, accumulate);
+  else wgmma<D::TILE_K>(acc, rows, right, accumulate);
+  wgmma_commit();
+  meanwhile();
+  wgmma_wait<1>();
+  if (release) {
+    if (th.tid % 128 == 0) mbarrier_arrive(ring.empty + slot);
+  }
+  slot = at.slot;
+  at.next();
+}
+
 // Computes the sums of the stages of a tile from `range.first` to `range.last`; `slot` is the last one that was used.
 template <class S, class D, class F>
 INLINE void multiply_range(TileC<D>& acc, const Ring<D>& ring, RingPosition<D::STAGES>& at, Range range, int first,
                            int& slot, const Thread& th, const F& meanwhile) {
 #pragma unroll 1
-  for (int step = range.first; step < range.last; step++) {
-    mbarrier_wait(ring.full + at.slot, at.phase);
-    typename D::T* const left = ring.stage(at.slot);
-    wgmma_fence();
-    const typename D::T *const rows = left + th.subgroup / 4 * (64 * D::TILE_K), *const right = left + D::TILE_M * D::TILE_K;
-    const int accumulate = step > range.first;
-    if constexpr (D::N_MAJOR) wgmma_n_major<D::TILE_K>(acc, rows, right, accumulate);
-    else wgmma<D::TILE_K>(acc, rows, right, accumulate);
-    wgmma_commit();
-    meanwhile(step == first);
-    wgmma_wait<1>();
-    if (step > first) {
-      if (th.tid % 128 == 0) mbarrier_arrive(ring.empty + slot);
-    }
-    slot = at.slot;
-    at.next();
-  }
+  for (int step = range.first; step < range.last; step++)
+    multiply_stage(acc, ring, at, step > range.first, step > first, slot, th, [&] { meanwhile(step == first); });
   wgmma_finish(acc);
 }
 

@@ -15,7 +15,33 @@ INLINE void store_vectors(const E& epilogue, const typename D::Sum* x, int row0,
   }
 }
 
-// `row0`: the first row of the batch. `kept`: the shared vectors of each piece, or null if they must be loaded.
+// Stores the g-th 32 columns (of each of PRODUCTS) of a lane's row h. `row0`: the first row of the batch. `kept`: the
+// shared vectors, or null if they must be loaded.
+template <class D, class E, class Rows, class Factors>
+INLINE void store_part(const E& epilogue, const TileC<D>& acc, const Factors& factors, const Rows& row, int row0,
+                       int column0, int lane, const typename E::Ahead& ahead, const typename E::Shared& shared, float* sums,
+                       int g, int h) {
+  constexpr int L = D::PRODUCTS;
+  const int m = row(h), n = column0 + g * (32 * L) + (lane & 3) * (8 * L);
+  if constexpr (D::MERGED) {
+    typename D::Sum x[16];
+    float y[8], z[8];
+#pragma unroll
+    for (int i = 0; i < 16; i++) x[i] = factors.times(acc.v[32 * g + 4 * (i / 2) + 2 * h + i % 2], h);
+    epilogue.compute(m, n / 2, x, y, nullptr, typename E::Ahead(), shared);
+    quad_transpose<1>(y, lane);
+#pragma unroll
+    for (int i = 0; i < 8; i++) z[i] = y[i % 4 * 2 + i / 4];
+    if (m < D::M && n < D::N) epilogue.put(row0 + m, n / 2, z);
+  } else {
+    typename D::Sum x[8 * L];
+#pragma unroll
+    for (int i = 0; i < 8 * L; i++) x[i] = factors.times(acc.v[16 * L * g + i / 2 * 4 + 2 * h + i % 2], h);
+    quad_transpose<L>(x, lane);
+    store_vectors<D>(epilogue, x, row0, m, n, ahead, shared, sums[h]);
+  }
+}
+
 template <class D, class E, class Rows, class Factors>
 INLINE void store_tile(const E& epilogue, const TileC<D>& acc, const Factors& factors, const Rows& row,
                        int row0, int column0, int lane, const typename E::Ahead* ahead, const typename E::Shared* kept,
@@ -23,33 +49,14 @@ INLINE void store_tile(const E& epilogue, const TileC<D>& acc, const Factors& fa
   constexpr int L = D::PRODUCTS, PIECES = D::TILE_N / (32 * L);
 #pragma unroll
   for (int g = 0; g < PIECES; g++) {
-    const int n = column0 + g * (32 * L) + (lane & 3) * (8 * L);
     typename E::Shared shared;
     if constexpr (D::SHARED) {
       if (kept != nullptr) shared = kept[g];
-      else epilogue.read_shared(n, shared);
+      else epilogue.read_shared(column0 + g * (32 * L) + (lane & 3) * (8 * L), shared);
     }
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-      const int m = row(h);
-      if constexpr (D::MERGED) {
-        typename D::Sum x[16];
-        float y[8], z[8];
-#pragma unroll
-        for (int i = 0; i < 16; i++) x[i] = factors.times(acc.v[32 * g + 4 * (i / 2) + 2 * h + i % 2], h);
-        epilogue.compute(m, n / 2, x, y, nullptr, typename E::Ahead(), shared);
-        quad_transpose<1>(y, lane);
-#pragma unroll
-        for (int i = 0; i < 8; i++) z[i] = y[i % 4 * 2 + i / 4];
-        if (m < D::M && n < D::N) epilogue.put(row0 + m, n / 2, z);
-      } else {
-        typename D::Sum x[8 * L];
-#pragma unroll
-        for (int i = 0; i < 8 * L; i++) x[i] = factors.times(acc.v[16 * L * g + i / 2 * 4 + 2 * h + i % 2], h);
-        quad_transpose<L>(x, lane);
-        store_vectors<D>(epilogue, x, row0, m, n, ahead[D::READ_AHEAD ? 2 * g + h : 0], shared, sums[h]);
-      }
-    }
+    for (int h = 0; h < 2; h++)
+      store_part<D>(epilogue, acc, factors, row, row0, column0, lane, ahead[D::READ_AHEAD ? 2 * g + h : 0], shared, sums, g, h);
   }
   if constexpr (D::TILE_N % (32 * L) != 0) {  // the rest of a row
 #pragma unroll
