@@ -118,7 +118,6 @@ template <class C> struct DecodeAttention {
       if (i * THREADS + at.tid < QUERIES) queries.load(i);
     if (e >= 0 && e < C::D) key.load(0);
     if (e >= C::D) value.load(0);
-    pdl_launch_dependents();  // not earlier: the next kernel's prefetches would delay the loads above
 #pragma unroll
     for (int i = 0; i < ROUNDS; i++) {
       const int n = i * THREADS + at.tid;
@@ -372,6 +371,7 @@ INLINE void attention_decode(
   frag_zero(a.total);
   a.row_max[0] = a.row_max[1] = -m_inf_float();
   a.locate_rows(queries, key, value);
+  pdl_launch_dependents();  // not earlier: the next kernels' prefetches would delay the loads above
   pdl_wait();
   a.make_rows(queries, key, value, key_out, value_out, here);
   barrier();
