@@ -12,9 +12,11 @@ from npu_compiler.pipeline import compile_entries
 from npu_compiler.support.dtypes import numpy_dtype
 from npu_compiler.targets import register_target
 from npu_runtime import CPUBackend
+from npu_runtime.backends.base import Backend
 
 from ...porting.backend import HostBackend
 from ...porting.target import TARGET
+from ...support import cuda_gpu
 from ...support.decode_runs import run_decode
 from ...support.metal_backend import EmulatedMetal
 from ...support.sweeps import FULL, IN_FULL
@@ -34,35 +36,46 @@ def _config(dtype: str, model_type: str, heads: int, size: int) -> LLMConfig:
     return LLMConfig.from_hf(settings)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "model_type", "heads", "size"),
-    [
-        ("bfloat16", "qwen2", 6, 128),
-        ("float16", "llama", 8, 64),
-        ("bfloat16", "qwen3", 2, 64),
-        ("float32", "llama", 2, 64),
-    ],
-)
-def test_one_kernel_attends(dtype: str, model_type: str, heads: int, size: int) -> None:
-    """Without a matrix unit for the type there is no such kernel."""
-    register_target(TARGET)
+CONFIGS = [
+    ("bfloat16", "qwen2", 6, 128),
+    ("float16", "llama", 8, 64),
+    ("bfloat16", "qwen3", 2, 64),
+    ("float32", "llama", 2, 64),
+]
+
+
+def _check(dtype: str, model_type: str, heads: int, size: int, target: str, backend: Backend) -> None:
+    """Decoding agrees with the CPU target. Without a matrix unit for the type there is no kernel for it."""
     config = _config(dtype, model_type, heads, size)
     graphs = llm_graphs(config, max_len=MAX_LEN, chunks=())
     rng = np.random.default_rng(0)
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
     weights = {k: (0.2 * rng.standard_normal(s)).astype(kind) for k, s in parameter_shapes(config).items()}
-    host = compile_entries(graphs, "host")
-    cache = {b.name: b.shape for b in host.buffers if b.kind == "state"}
+    program = compile_entries(graphs, target)
+    cache = {b.name: b.shape for b in program.buffers if b.kind == "state"}
     state = {k: rng.standard_normal(s).astype(kind) for k, s in cache.items()}
-    kinds = [c.kind for c in host.entries["decode"].calls]
+    kinds = [c.kind for c in program.entries["decode"].calls]
     fused = dtype != "float32"
     assert ("decode_attention" in kinds, "attention" in kinds) == (fused, not fused)
     positions = POSITIONS if FULL or model_type == "qwen2" else EDGES
-    got = run_decode(host, HostBackend(), weights, state, positions)
+    got = run_decode(program, backend, weights, state, positions)
     expected = run_decode(compile_entries(graphs, "cpu"), CPUBackend(), weights, state, positions)
     for x, y in zip(got, expected, strict=True):
         scale = np.abs(y).max()
         assert np.abs(x - y).max() <= (2e-5 if dtype == "float32" else 0.02) * scale
+
+
+@pytest.mark.parametrize(("dtype", "model_type", "heads", "size"), CONFIGS)
+def test_one_kernel_attends(dtype: str, model_type: str, heads: int, size: int) -> None:
+    register_target(TARGET)
+    _check(dtype, model_type, heads, size, "host", HostBackend())
+
+
+@pytest.mark.parametrize(("dtype", "model_type", "heads", "size"), CONFIGS[:3])
+@pytest.mark.cuda
+@pytest.mark.skipif(bool(cuda_gpu.reason()), reason=cuda_gpu.reason() or "there is a GPU")
+def test_one_kernel_attends_on_the_gpu(dtype: str, model_type: str, heads: int, size: int) -> None:
+    _check(dtype, model_type, heads, size, "cuda", cuda_gpu.backend())
 
 
 @pytest.mark.parametrize("kv_cache", [pytest.param("int8", marks=IN_FULL), "fp8"])
