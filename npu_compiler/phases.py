@@ -15,6 +15,7 @@ from .aten.ir import IRGraph
 from .graph.graph import Graph, Value
 from .passes import (
     attention,
+    batch_dims,
     combine_parallel_matmul,
     concat_to_select,
     decompose,
@@ -48,6 +49,7 @@ PASSES: dict[str, str] = {
     "normalise": "remove no-ops, compose chains of views, share common subexpressions",
     "fold_constants": "evaluate nodes that depend only on constants",
     "fold_iota": "replace constant tables that are affine in their index by index arithmetic",
+    "restore_batch_dims": "multiply in the batch dims that views merge around a product, and by one copy of a matrix",
     "fuse_attention": "replace decomposed attention by one node",
     "quantised_maxima": "take maxima of 8-bit integers instead of dequantised values",
     "integer_products": "multiply 8-bit operands as integers instead of dequantising them",
@@ -117,6 +119,7 @@ def run_normalise(s: State) -> None:
     s.run_pass("fold_constants", normalise.fold_constants)
     s.run_pass("fold_iota", fold_iota.fold_iota)
     s.run_pass("fold_constants", normalise.fold_constants)
+    s.run_pass("restore_batch_dims", batch_dims.restore_batch_dims)
     s.run_pass("fuse_attention", attention.fuse_attention)
     s.run_pass("quantised_maxima", quantised_maxima.quantised_maxima)
     s.run_pass("integer_products", lambda graph: integer_products.integer_products(graph, s.config))

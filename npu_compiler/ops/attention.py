@@ -9,6 +9,7 @@ from ..graph.expr import fn, index, where
 from ..graph.graph import Value, broadcast_shapes
 from ..support import dtypes as dt
 from ..support.errors import Reason, Unsupported
+from .reductions import without_hidden_rows
 from .registry import lowers
 from .samples import S, t
 
@@ -44,6 +45,19 @@ class Attention:
         if mask.dtype != "bool":
             return s + mask.cast(s.dtype)
         return s.graph.pointwise(lambda m, x: where(m, x, -math.inf), mask, s, promote=False)
+
+    def weights(self) -> tuple[Value, Value, Value]:
+        """The softmax of the scores [B, H, L, S], its denominators and the largest scores [B, H, L, 1], in float32."""
+        scores = self.scores()
+        top = scores.amax([3])
+        e = scores.graph.pointwise(lambda s, m: exp(s - m), scores, top)
+        total = e.sum([3])
+        return without_hidden_rows(e / total, top), total, top
+
+    def weighted(self, weights: Value) -> Value:
+        """The result, computed from the weights. A pass replaces both by the primitive if nothing else reads them."""
+        out = weights.cast(self.q.dtype).matmul(grouped(self.v, self.q.shape[1])).cast(self.q.dtype)
+        return out.reshape(*self.shape, *out.shape[2:])
 
 
 def refuse(rule: str, detail: str, fix: str = "") -> Unsupported:
@@ -163,16 +177,9 @@ def flash_attention_for_cpu(
 ) -> tuple[Value, Value]:
     """Attention, and the log of the softmax denominators [B, H, L] in float32."""
     call = attention(query, key, value, attn_mask, dropout_p, is_causal, scale)
-    scores = call.scores()
-    top = scores.amax([3])
-    total = shifted_exp(scores, top).sum([3])
-    denominators = top.graph.pointwise(lambda n, m: where(n > 0, log(n) + m, 0.0), total, top)
-    return call.output(), denominators.reshape(*call.shape, query.shape[-2])
-
-
-def shifted_exp(scores: Value, top: Value) -> Value:
-    """exp(scores - top), and 0 in rows where everything is masked."""
-    return scores.graph.pointwise(lambda s, m: where(m > -math.inf, exp(s - m), 0.0), scores, top)
+    weights, total, top = call.weights()
+    denominators = top.graph.pointwise(lambda n, m: where(m > -math.inf, log(n) + m, 0.0), total, top)
+    return call.weighted(weights), denominators.reshape(*call.shape, query.shape[-2])
 
 
 @lowers(
@@ -201,7 +208,5 @@ def attention_math(
     if attn_mask is not None:  # PyTorch adds a bool mask here as 0 and 1
         attn_mask = attn_mask.cast(dt.promote(attn_mask.dtype, query.dtype))
     call = attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    scores = call.scores()
-    e = shifted_exp(scores, scores.amax([3]))
-    weights = e.graph.pointwise(lambda x, n: where(n > 0, x / n, 0.0), e, e.sum([3]))
-    return call.output(), weights.reshape(*call.shape, *weights.shape[2:])
+    weights, _, _ = call.weights()
+    return call.weighted(weights), weights.reshape(*call.shape, *weights.shape[2:])

@@ -27,10 +27,11 @@ def product(a: Value, b: Value) -> Value:
 
 
 def blend(base: Value, y: Value, beta: Scalar, alpha: Scalar) -> Value:
-    """Return beta * base + alpha * y; with beta 0 the base is not read, so its NaN do not count."""
+    """Return beta * base + alpha * y; with beta 0 the base is not read, so its NaN do not count. y comes first, as in a
+    linear layer with a bias."""
     if beta == 0:
         return scaled(y, alpha)
-    return y.graph.pointwise(lambda b, p: scaled(b, beta) + scaled(p, alpha), base, y)
+    return y.graph.pointwise(lambda p, b: scaled(p, alpha) + scaled(b, beta), y, base)
 
 
 PAIRS = (

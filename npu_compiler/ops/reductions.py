@@ -324,9 +324,13 @@ def log_softmax_core(self: Value, dim: int, half_to_float: bool) -> Value:
 def safe_softmax(self: Value, dim: int, dtype: str | None = None) -> Value:
     """Softmax in which a row of -inf gives zeros."""
     x, top, axes = softmax_parts(self, dim, dtype)
-    g = x.graph
-    e = g.pointwise(lambda a, b: where(isinf(b) & (b < 0), 0, exp(a - b)), x, top)
-    return g.pointwise(lambda a, s: a / where(fn("eq")(s, 0), 1, s), e, e.sum(axes))
+    e = x.graph.pointwise(lambda a, b: exp(a - b), x, top)
+    return without_hidden_rows(e / e.sum(axes), top)
+
+
+def without_hidden_rows(softmax: Value, top: Value) -> Value:
+    """``softmax`` with zeros in the rows whose maximum ``top`` is -inf."""
+    return softmax.graph.pointwise(lambda m, x: where(fn("eq")(m, -math.inf), 0, x), top, softmax)
 
 
 INFINITE_ROWS = t(3, 2, values=(-math.inf, -math.inf, math.inf, 1, 2, 3))

@@ -1,8 +1,8 @@
 """Attention from its decomposed form: ``softmax(q @ k^T * scale + mask) @ v`` becomes one node.
 
 The scores (or q, or k) may be multiplied or divided by a number. Masks may be additive tensors or a ``where`` with a
-large negative number. The softmax may run in another float type. Grouped queries may have repeated the heads of k and
-v by expand + reshape.
+large negative number. The softmax may run in another float type, and may give zeros for rows whose scores are all -inf,
+as the node does. Grouped queries may have repeated the heads of k and v by expand + reshape.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..graph.graph import VIEWS, Graph, Node, Value
 from ..support import dtypes
 from . import patterns
 from .normalise import normalise
-from .patterns import Match, Rewrite, loaded, see_through, sides, strip
+from .patterns import Match, Rewrite, is_float_cast, loaded, see_through, sides, strip
 
 
 def fuse_attention(graph: Graph) -> None:
@@ -33,7 +33,7 @@ def fuse_attention(graph: Graph) -> None:
     for node in graph.nodes:
         if node.op == "attention" and not node.attrs["limited"] and len(node.inputs) == 4:
             mask = node.inputs[3]
-            if _hides_nothing(mask) or _is_causal(mask):
+            if _hides_nothing(mask) or _is_causal(mask, node.inputs[0].shape[2], node.inputs[1].shape[2]):
                 node.attrs["causal"] = node.attrs["causal"] or not _hides_nothing(mask)
                 node.inputs.pop()
                 continue
@@ -104,7 +104,7 @@ def _behind_unit_reshape(v: Value) -> Value:
 
 def _find(graph: Graph, node: Node) -> Match | None:
     inner: set[Node] = set()
-    scores = _softmax_input(see_through(node.inputs[0], inner), inner)
+    scores = _scores(see_through(node.inputs[0], inner), inner)
     steps = _score_steps(scores, inner) if scores is not None else None
     if steps is None:
         return None
@@ -152,6 +152,56 @@ def _score_steps(scores: Value, inner: set[Node]) -> tuple[Node, float, list[_Ma
         scale *= factor
         value = see_through(source, inner)
     return value.node, scale, masks[::-1]
+
+
+def _scores(p: Value, inner: set[Node]) -> Value | None:
+    """Return x if ``p`` is softmax(x) over the last dim, or that with zeros for rows of -inf, else None."""
+    e = strip(p.node.attrs["expr"]) if p.op == "pointwise" else None
+    if e is None or e.op != "where":
+        return _softmax_input(p, inner)
+    softmax = loaded(p.node, e.args[2])
+    if softmax is None or _number(p.node, e.args[1]) != 0.0:
+        return None
+    seen = {p.node}
+    hidden, x = _rows_of(p.node, e.args[0], seen), _softmax_input(see_through(softmax, seen), seen)
+    if hidden is None or x is None or see_through(hidden, set()) is not see_through(x, set()):
+        return None
+    inner |= seen
+    return x
+
+
+def _rows_of(node: Node, e: Expr, inner: set[Node]) -> Value | None:
+    """Return x if ``e`` says whether all of a row of x is -inf: its maximum is, or ``not any(not (x == -inf))``."""
+    value = loaded(node, e)
+    if value is not None and value.op == "pointwise":
+        inner.add(value.node)
+        return _rows_of(value.node, value.node.attrs["expr"], inner)
+    top = _equals(node, e, -math.inf)
+    if top is not None and _folds_last(top, "max"):
+        inner.add(top.node)
+        return top.node.inputs[0]
+    others = _negated(node, e)
+    if others is None or not _folds_last(others, "max"):
+        return None
+    visible = others.node.inputs[0]
+    infinite = _negated(visible.node, visible.node.attrs["expr"]) if visible.op == "pointwise" else None
+    if infinite is None or infinite.op != "pointwise":
+        return None
+    inner |= {others.node, visible.node, infinite.node}
+    return _equals(infinite.node, infinite.node.attrs["expr"], -math.inf)
+
+
+def _negated(node: Node, e: Expr) -> Value | None:
+    """Return x if ``e`` is its negation, else None."""
+    return loaded(node, e.args[0]) if e.op == "not" else None
+
+
+def _equals(node: Node, e: Expr, number: float) -> Value | None:
+    """Return x if ``e`` is ``x == number``, else None."""
+    for a, b in sides(e, "eq"):
+        if _number(node, b) == number:
+            return loaded(node, a)
+    return None
 
 
 def _softmax_input(p: Value, inner: set[Node]) -> Value | None:
@@ -273,6 +323,8 @@ def _build(graph: Graph, node: Node, match: Match) -> Value:
     scale = match.numbers["scale"] * scale_q * scale_k * scale_kt
     mask, causal = _combined(graph, match)
     if mask is not None:
+        if mask.op == "pointwise" and is_float_cast(mask.node) and mask.node.inputs[0].dtype == wide:
+            mask = mask.node.inputs[0]
         mask = mask.reshape(*(1,) * (3 - mask.rank), *mask.shape)
         mask = mask.reshape(math.prod(mask.shape[:-3]), *mask.shape[-3:])
     out = graph.attention(four(q), four(k), four(v), mask, scale, causal)
@@ -303,12 +355,15 @@ def _combined(graph: Graph, match: Match) -> tuple[Value | None, bool]:
     """Combine all masks of the match into one; also return whether a causal mask is among them."""
     total: Value | None = None
     causal = False
+    q, kt = match.values["q"], match.values["kt"]
+    assert q is not None and kt is not None
+    queries, keys = q.shape[-2], kt.shape[-1]
     for i in range(sum(name.startswith("mask") for name in match.values)):
         mask, fill = match.values[f"mask{i}"], match.numbers[f"fill{i}"]
         assert mask is not None
         if f"hide{i}" in match.flags:
             mask = graph.pointwise(lambda m: ~m, mask, promote=False)
-        if not causal and _is_causal(mask) and not math.isfinite(fill):
+        if not causal and _is_causal(mask, queries, keys) and not math.isfinite(fill):
             causal = True
             continue
         if mask.dtype == "bool" and math.isfinite(fill):
@@ -334,18 +389,17 @@ def _hides_nothing(mask: Value) -> bool:
     return mask.op == "const" and bool((mask.node.attrs["data"] == (mask.dtype == "bool")).all())
 
 
-def _is_causal(mask: Value) -> bool:
-    """Whether a bool mask [.., S, S] is true exactly on and below the diagonal."""
+def _is_causal(mask: Value, queries: int, keys: int) -> bool:
+    """Whether a bool mask [.., queries, keys] is true exactly on and below the diagonal."""
     while mask.op in ("reshape", "expand") and mask.shape[-2:] == mask.node.inputs[0].shape[-2:]:
         mask = mask.node.inputs[0]
-    if mask.rank < 2 or mask.dtype != "bool" or math.prod(mask.shape[:-2]) != 1:
+    if mask.shape[-2:] != (queries, keys) or mask.dtype != "bool" or math.prod(mask.shape[:-2]) != 1:
         return False
     if mask.op == "const":
-        data = mask.node.attrs["data"].reshape(mask.shape[-2:])
-        return data.shape[0] == data.shape[1] and bool((data == np.tri(*data.shape, dtype=np.bool_)).all())
+        return bool((mask.node.attrs["data"].reshape(queries, keys) == np.tri(queries, keys, dtype=np.bool_)).all())
     row, column = expr.index(mask.rank - 2), expr.index(mask.rank - 1)
     forms = (column <= row, row >= column, ~(column > row), ~(row < column))
-    return mask.op == "pointwise" and mask.shape[-2] == mask.shape[-1] and mask.node.attrs["expr"] in forms
+    return mask.op == "pointwise" and mask.node.attrs["expr"] in forms
 
 
 # -- examples
@@ -363,6 +417,29 @@ def _example(
     p = e / e.sum([3])
     g.outputs = [("out", p.cast(dtype).matmul(v))] + ([("p", p)] if leak else [])
     return g
+
+
+def _safe(find_rows: Callable[[Value], Value], fill: float = 0.0) -> Graph:
+    """A softmax with ``fill`` in the rows of the scores for which ``find_rows`` is true."""
+    g = Graph("safe softmax")
+    q, k, v = (g.input(n, (2, 4, 5, 8), "float32") for n in "qkv")
+    s = _filled(q.matmul(k.transpose(2, 3)), _input(q, "bool"))
+    e = g.pointwise(expr.fn("exp"), s - s.amax([3]))
+    p = g.pointwise(lambda m, x: expr.where(m, fill, x), find_rows(s), e / e.sum([3]), promote=False)
+    g.outputs = [("out", p.matmul(v))]
+    return g
+
+
+def _is_hidden(x: Value) -> Value:
+    return x.graph.pointwise(lambda a: expr.fn("eq")(a, -math.inf), x, promote=False)
+
+
+def _not(x: Value) -> Value:
+    return x.graph.pointwise(lambda a: ~a, x, promote=False)
+
+
+def _none_visible(scores: Value) -> Value:
+    return _not(_not(_is_hidden(scores)).amax([3]))
 
 
 def _grouped() -> Graph:
@@ -412,10 +489,15 @@ ATTENTION = Rewrite(
         lambda: _example(lambda s: s, heads=lambda x: x * 0.5),
         lambda: _example(heads=lambda x: x / 1.5, dtype="bfloat16"),
         _grouped,
+        lambda: _safe(lambda s: _is_hidden(s.amax([3]))),
+        lambda: _safe(_none_visible),
     ),
     counter_examples=(
         lambda: _example(leak=True),
         _not_softmax,
+        lambda: _safe(lambda s: _is_hidden(s.amax([3])), fill=1.0),
+        lambda: _safe(lambda s: _not(_is_hidden(s.amax([3])))),
+        lambda: _safe(lambda s: _is_hidden((s * 2.0).amax([3]))),
         lambda: _example(lambda s: (s + _input(s)) * 0.5),  # scales the mask too
         lambda: _example(lambda s: _filled(s, _input(s, "bool"), -3.0)),  # hides nothing
         lambda: _example(lambda s: s * _input(s)),

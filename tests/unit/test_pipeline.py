@@ -70,6 +70,8 @@ def everything() -> Graph:
     weight = dequantized(g.weight("int8", (64, 8), "int8"), g.const(np.full(8, 0.01, np.float32)), 0, None)
     g.outputs.append(("rounded", quantized(relu(rounded.matmul(weight)), 10.0, 0, 0, 255, "uint8")))
     g.outputs.append(("batch", x.reshape(3, 16, 8).matmul(x.reshape(3, 8, 16))))
+    flat = x.reshape(48, 8).matmul(g.weight("flat", (8, 5), "float32")) + g.weight("bias", (5,), "float32")
+    g.outputs.append(("rows", g.pointwise(tanh, flat.reshape(6, 8, 5))))
     g.outputs.append(("short", conv(x, "c4", 6, groups=3)))
     g.outputs.append(("largest", quantized(rounded.amax([1]), 50.0, 128, 0, 255, "uint8")))
     return g
