@@ -75,7 +75,9 @@ def test_second_results_of_attention_take_part_only_if_they_are_used(op: str, ke
 
 IDS = torch.arange(24).reshape(2, 12)
 MODELS = {
-    "vit": (models.vit, dict(image=32, patch=8, depth=2, width=48, heads=4, num_classes=9), (torch.ones(1, 3, 32, 32),)),
+    "vit": (
+        models.vit, dict(image=32, patch=8, depth=2, width=48, heads=4, num_classes=10), (torch.ones(1, 3, 32, 32),)
+    ),
     "bert": (
         models.bert, dict(vocab=50, positions=16, depth=2, width=48, heads=4, hidden=96),
         (IDS, torch.ones_like(IDS), torch.zeros_like(IDS)),
