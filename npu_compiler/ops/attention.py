@@ -56,7 +56,8 @@ class Attention:
 
     def weighted(self, weights: Value) -> Value:
         """The result, computed from the weights. A pass replaces both by the primitive if nothing else reads them."""
-        out = weights.cast(self.q.dtype).matmul(grouped(self.v, self.q.shape[1])).cast(self.q.dtype)
+        v = grouped(self.v, self.q.shape[1])
+        out = weights.matmul(v.cast(weights.dtype)).cast(self.q.dtype)
         return out.reshape(*self.shape, *out.shape[2:])
 
 

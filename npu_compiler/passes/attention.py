@@ -11,13 +11,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from ..graph import expr
 from ..graph.expr import Expr
-from ..graph.graph import VIEWS, Graph, Node, Value
+from ..graph.graph import Graph, Node, Value
 from ..support import dtypes
 from . import patterns
+from .attention_masks import hides_nothing, is_causal, last_visible_key
 from .normalise import normalise
 from .patterns import Match, Rewrite, is_float_cast, loaded, see_through, sides, strip
 
@@ -33,8 +32,8 @@ def fuse_attention(graph: Graph) -> None:
     for node in graph.nodes:
         if node.op == "attention" and not node.attrs["limited"] and len(node.inputs) == 4:
             mask = node.inputs[3]
-            if _hides_nothing(mask) or _is_causal(mask, node.inputs[0].shape[2], node.inputs[1].shape[2]):
-                node.attrs["causal"] = node.attrs["causal"] or not _hides_nothing(mask)
+            if hides_nothing(mask) or is_causal(mask, node.inputs[0].shape[2], node.inputs[1].shape[2]):
+                node.attrs["causal"] = node.attrs["causal"] or not hides_nothing(mask)
                 node.inputs.pop()
                 continue
             positions = last_visible_key(node.inputs[3], node.inputs[0].shape[2])
@@ -43,63 +42,6 @@ def fuse_attention(graph: Graph) -> None:
                 node.attrs["limited"] = True
     graph.clean()
     normalise(graph)  # The casts are those around the softmax of a half-precision model.
-
-
-def last_visible_key(mask: Value, queries: int) -> Value | None:
-    """Return the int64 vector ``p`` [queries] if ``mask`` hides every key beyond ``p[query]``, else None.
-
-    The mask is then ``key <= p[query]``, alone or joined with further conditions, and stays. ``p`` lets a kernel read
-    only the valid part of a cache.
-    """
-    while mask.op in ("reshape", "expand"):
-        source = mask.node.inputs[0]
-        if [n for n in source.shape if n != 1] != [n for n in mask.shape if n != 1]:
-            return None
-        mask = source
-    if mask.op != "pointwise" or mask.dtype != "bool" or mask.rank < 1:
-        return None
-    terms, stack = [], [mask.node.attrs["expr"]]
-    while stack:
-        e = stack.pop()
-        if e.op == "and":
-            stack.extend(e.args)
-        else:
-            terms.append(e)
-    for e in terms:
-        if e.op in ("le", "ge"):
-            key, limit = e.args if e.op == "le" else e.args[::-1]
-            if _is_key_index(mask.node, key) and (found := _per_query(mask.node, limit, queries)) is not None:
-                return found
-    return None
-
-
-def _is_key_index(node: Node, e: Expr) -> bool:
-    last = node.out.rank - 1
-    if e == expr.index(last):
-        return True
-    if e.op != "load" or not e.args or e.args[-1] != expr.index(last):
-        return False
-    v = _behind_unit_reshape(node.inputs[e.value])
-    if v.op == "pointwise":  # a long arange is computed where it is used
-        return v.rank == 1 and v.node.attrs["expr"] == expr.index(0)
-    return (
-        v.op == "const" and v.dtype == "int64" and bool((v.node.attrs["data"].reshape(-1) == np.arange(v.numel)).all())
-    )
-
-
-def _per_query(node: Node, e: Expr, queries: int) -> Value | None:
-    if e.op != "load" or e.dtype != "int64":
-        return None
-    v = _behind_unit_reshape(node.inputs[e.value])
-    live = [a for a in e.args if a.op != "const"]
-    reads_queries = queries == 1 or live == [expr.index(node.out.rank - 2)]
-    return v.reshape(queries) if v.numel == queries and reads_queries and len(live) <= 1 else None
-
-
-def _behind_unit_reshape(v: Value) -> Value:
-    while v.op == "reshape" and [n for n in v.shape if n != 1] == [n for n in v.node.inputs[0].shape if n != 1]:
-        v = v.node.inputs[0]
-    return v
 
 
 def _find(graph: Graph, node: Node) -> Match | None:
@@ -115,7 +57,7 @@ def _find(graph: Graph, node: Node) -> Match | None:
         return None
     if not q.shape[:-2] == node.out.shape[:-2] == (*kt.shape[:-3], *q.shape[-3:-2]) or v.shape[:-2] != kt.shape[:-2]:
         return None
-    values: dict[str, Value | None] = {"q": q, "kt": kt, "v": v}
+    values: dict[str, Value | None] = {"q": q, "kt": kt, "v": _as_narrow(graph, node, v, q.dtype)}
     numbers, flags = {"scale": scale}, set()
     for i, mask in enumerate(masks):
         batch = mask.value.shape[: max(mask.value.rank - 3, 0)]
@@ -124,6 +66,16 @@ def _find(graph: Graph, node: Node) -> Match | None:
         values[f"mask{i}"], numbers[f"fill{i}"] = mask.value, mask.fill
         flags |= {f"hide{i}"} if mask.hides else set()
     return Match(values, numbers, frozenset(inner), frozenset(flags))
+
+
+def _as_narrow(graph: Graph, node: Node, v: Value, dtype: str) -> Value:
+    """Return the source of ``v`` if it has been widened from ``dtype`` and all readers of ``node`` round to that type,
+    as the attention node does, else ``v``."""
+    if not (v.op == "pointwise" and is_float_cast(v.node) and v.node.inputs[0].dtype == dtype != v.dtype):
+        return v
+    readers = graph.users().get(node.out, [])
+    rounds = all(n.op == "pointwise" and is_float_cast(n) and n.out.dtype == dtype for n in readers)
+    return v.node.inputs[0] if rounds and node.out not in graph.results() else v
 
 
 @dataclass(frozen=True)
@@ -363,7 +315,7 @@ def _combined(graph: Graph, match: Match) -> tuple[Value | None, bool]:
         assert mask is not None
         if f"hide{i}" in match.flags:
             mask = graph.pointwise(lambda m: ~m, mask, promote=False)
-        if not causal and _is_causal(mask, queries, keys) and not math.isfinite(fill):
+        if not causal and is_causal(mask, queries, keys) and not math.isfinite(fill):
             causal = True
             continue
         if mask.dtype == "bool" and math.isfinite(fill):
@@ -380,26 +332,6 @@ def _combined(graph: Graph, match: Match) -> tuple[Value | None, bool]:
             keep, added = (total, mask) if total.dtype == "bool" else (mask, total)
             total = graph.pointwise(lambda m, x: expr.where(m, x, -math.inf), keep, added, promote=False)
     return total, causal
-
-
-def _hides_nothing(mask: Value) -> bool:
-    """Whether a constant mask adds zeros, or keeps everything."""
-    while mask.op in VIEWS:
-        mask = mask.node.inputs[0]
-    return mask.op == "const" and bool((mask.node.attrs["data"] == (mask.dtype == "bool")).all())
-
-
-def _is_causal(mask: Value, queries: int, keys: int) -> bool:
-    """Whether a bool mask [.., queries, keys] is true exactly on and below the diagonal."""
-    while mask.op in ("reshape", "expand") and mask.shape[-2:] == mask.node.inputs[0].shape[-2:]:
-        mask = mask.node.inputs[0]
-    if mask.shape[-2:] != (queries, keys) or mask.dtype != "bool" or math.prod(mask.shape[:-2]) != 1:
-        return False
-    if mask.op == "const":
-        return bool((mask.node.attrs["data"].reshape(queries, keys) == np.tri(queries, keys, dtype=np.bool_)).all())
-    row, column = expr.index(mask.rank - 2), expr.index(mask.rank - 1)
-    forms = (column <= row, row >= column, ~(column > row), ~(row < column))
-    return mask.op == "pointwise" and mask.node.attrs["expr"] in forms
 
 
 # -- examples
