@@ -22,15 +22,16 @@ from .patterns import Match, Rewrite, is_float_cast, loaded, see_through, sides,
 
 
 def fuse_attention(graph: Graph) -> None:
-    """Apply :data:`REWRITES`, then simplify masks.
+    """Apply :data:`REWRITES`, then remove repetitions of key/value heads and simplify masks.
 
     A mask that hides nothing is dropped, a causal one becomes the attribute ``causal``. If a mask hides every key
     beyond a position per query, that position becomes an operand, so a kernel can stop there.
     """
     if not patterns.apply(graph, REWRITES) and not any(n.op == "attention" for n in graph.nodes):
         return
-    for node in graph.nodes:
-        if node.op == "attention" and not node.attrs["limited"] and len(node.inputs) == 4:
+    for node in [n for n in graph.nodes if n.op == "attention"]:
+        node.inputs[1:3] = _shared_heads(*node.inputs[1:3])
+        if not node.attrs["limited"] and len(node.inputs) == 4:
             mask = node.inputs[3]
             if hides_nothing(mask) or is_causal(mask, node.inputs[0].shape[2], node.inputs[1].shape[2]):
                 node.attrs["causal"] = node.attrs["causal"] or not hides_nothing(mask)
@@ -265,9 +266,7 @@ def _build(graph: Graph, node: Node, match: Match) -> Value:
     k, scale_k = _unscaled(
         kt.permute(*swap) if kt.op != "permute" or kt.node.attrs["perm"] != swap else kt.node.inputs[0]
     )
-    shared_k, shared_v = _ungroup(k), _ungroup(v)
-    if shared_k.shape[:-2] == shared_v.shape[:-2]:
-        k, v = shared_k, shared_v
+    k, v = _shared_heads(k, v)
 
     def four(x: Value) -> Value:
         return x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:]).cast(wide)
@@ -288,6 +287,12 @@ def _unscaled(x: Value) -> tuple[Value, float]:
     below = see_through(x, set()) if x.op == "pointwise" else x
     found = _scaling(below) if below.shape == x.shape else None
     return found if found is not None else (x, 1.0)
+
+
+def _shared_heads(k: Value, v: Value) -> tuple[Value, Value]:
+    """Return keys and values without repetitions of their heads, if both repeat the same number of heads."""
+    shared_k, shared_v = _ungroup(k), _ungroup(v)
+    return (shared_k, shared_v) if shared_k.shape[:-2] == shared_v.shape[:-2] else (k, v)
 
 
 def _ungroup(x: Value) -> Value:

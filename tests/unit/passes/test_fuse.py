@@ -69,6 +69,17 @@ def test_masks_that_hide_nothing_or_just_the_future(mask: Callable, causal: bool
     assert (node.attrs["causal"], len(node.inputs)) == (causal, operands)
 
 
+@pytest.mark.parametrize("repeated", [True, False])
+def test_attention_shares_heads_that_were_repeated(repeated: bool) -> None:
+    g = Graph("grouped")
+    q, k, v = (g.input(n, (2, 4 if n == "q" else 2, 6, 8), "float32") for n in "qkv")
+    k, v = (x.reshape(2, 2, 1, 6, 8).expand(2, 2, 2, 6, 8).reshape(2, 4, 6, 8) for x in (k, v))
+    g.outputs = [("y", g.attention(q, k if repeated else k * 2.0, v, None, 0.3, False))]
+    kept(g, attention.fuse_attention, "float32")
+    (node,) = (n for n in g.nodes if n.op == "attention")
+    assert [x.shape[1] for x in node.inputs] == ([4, 2, 2] if repeated else [4, 4, 4])
+
+
 def test_attention_over_doubles_becomes_products_and_loops() -> None:
     for causal in (False, True):
         g = Graph("attention")
