@@ -63,17 +63,19 @@ def _shared(graph: Graph, node: Node, match: Match) -> Value:
 def _rows(graph: Graph, node: Node) -> Match | None:
     """A product of merged rows, and pointwise nodes after it, in front of a view that splits the rows again."""
     source = node.inputs[0]
-    if source.rank != 2 or node.out.rank < 3 or node.out.shape[-1] != source.shape[1]:
+    if not 2 <= source.rank < node.out.rank or node.out.shape[-1] != source.shape[-1]:
         return None
     inner = _after_product(source)
     return Match({}, {}, inner) if inner else None
 
 
 def _after_product(v: Value) -> frozenset[Node]:
-    """Return the nodes that compute ``v`` [rows, N], a product of merged rows and pointwise nodes after it, or none."""
+    """Return the nodes that compute ``v`` [.., N], a product of merged rows and pointwise nodes after it, or none."""
     if v.op == "matmul":
         return frozenset([v.node] if v.node.inputs[0].op == "reshape" and v.node.inputs[1].rank == 2 else [])
     if v.op != "pointwise" or not _reads_elements(v.node):
+        return frozenset()
+    if not all(x.shape[:-1] == v.shape[:-1] or math.prod(x.shape[:-1]) == 1 for x in v.node.inputs):
         return frozenset()
     products = [inner for x in v.node.inputs if x.shape == v.shape and (inner := _after_product(x))]
     return products[0] | {v.node} if len(products) == 1 else frozenset()
@@ -91,13 +93,14 @@ def _split_rows(graph: Graph, node: Node, match: Match) -> Value:
 
     def split(v: Value) -> Value:
         if v.node not in match.inner:
-            return v.reshape(*lead, v.shape[1]) if v.shape[0] != 1 else v.reshape(v.shape[1])
+            rows = lead if math.prod(v.shape[:-1]) != 1 else ()
+            return v.reshape(*rows, *v.shape[-1:])
         if v.op == "matmul":
             a, b = v.node.inputs
-            return graph.matmul(a.reshape(*lead, a.shape[1]), b)
-        inputs = [x if x.rank < 2 else split(x) for x in v.node.inputs]
+            return graph.matmul(a.reshape(*lead, a.shape[-1]), b)
+        inputs = [split(x) for x in v.node.inputs]
         e = expr.rewrite(v.node.attrs["expr"], lambda x: _load(x, inputs, len(lead) + 1))
-        return graph.elementwise((*lead, v.shape[1]), inputs, e)
+        return graph.elementwise((*lead, v.shape[-1]), inputs, e)
 
     return split(node.inputs[0])
 
@@ -137,6 +140,15 @@ def _flat(after: Callable[[Value], Value], leak: bool = False) -> Graph:
     return g
 
 
+def _windows(other: tuple[int, ...]) -> Graph:
+    """A linear layer on the windows of an image."""
+    g = Graph("windows")
+    x, w = g.input("x", (2, 3, 2, 8), "float32"), g.input("w", (8, 5), "float32")
+    out = x.reshape(2, 6, 8).matmul(w) + g.input("other", other, "float32")
+    g.outputs = [("out", out.reshape(2, 3, 2, 5))]
+    return g
+
+
 def _added(shape: tuple[int, ...]) -> Callable[[Value], Value]:
     return lambda y: y.graph.input("other", shape, "float32") + y * 2.0
 
@@ -158,9 +170,11 @@ MERGED_ROWS = Rewrite(
     examples=(
         lambda: _flat(lambda y: y), lambda: _flat(_added((5,))), lambda: _flat(_added((6, 5))),
         lambda: _flat(_added((6, 1))), lambda: _flat(_added((1, 5))), lambda: _flat(_added(())),
+        lambda: _windows((2, 6, 5)), lambda: _windows((5,)),
     ),
     counter_examples=(
         lambda: _flat(lambda y: y, leak=True), lambda: _flat(lambda y: y.amax([1]).expand(6, 5)),
+        lambda: _windows((2, 1, 5)),
         lambda: _flat(lambda y: y.graph.pointwise(lambda a: a + expr.index(0).cast("float32"), y)),
     ),
 )  # fmt: skip
