@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..graph import expr
 from ..graph.expr import Expr
-from ..graph.graph import Graph, Node, Value
+from ..graph.graph import VIEWS, Graph, Node, Value
 from ..support import dtypes
 from . import patterns
 from .attention_masks import hides_nothing, is_causal, last_visible_key
@@ -22,7 +22,8 @@ from .patterns import Match, Rewrite, is_float_cast, loaded, see_through, sides,
 
 
 def fuse_attention(graph: Graph) -> None:
-    """Apply :data:`REWRITES`, then remove repetitions of key/value heads and simplify masks.
+    """Apply :data:`REWRITES`, then simplify operands: factors of queries and keys become part of the scale, and heads
+    of keys and values are not repeated.
 
     A mask that hides nothing is dropped, a causal one becomes the attribute ``causal``. If a mask hides every key
     beyond a position per query, that position becomes an operand, so a kernel can stop there.
@@ -30,6 +31,9 @@ def fuse_attention(graph: Graph) -> None:
     if not patterns.apply(graph, REWRITES) and not any(n.op == "attention" for n in graph.nodes):
         return
     for node in [n for n in graph.nodes if n.op == "attention"]:
+        for i in range(2):
+            x, factor = _unscaled(node.inputs[i])
+            node.inputs[i], node.attrs["scale"] = x.cast(node.inputs[i].dtype), node.attrs["scale"] * factor
         node.inputs[1:3] = _shared_heads(*node.inputs[1:3])
         if not node.attrs["limited"] and len(node.inputs) == 4:
             mask = node.inputs[3]
@@ -54,9 +58,9 @@ def _find(graph: Graph, node: Node) -> Match | None:
     first, scale, masks = steps
     inner.add(first)
     (q, kt), v = first.inputs, node.inputs[1]
-    if q.rank < 3 or kt.rank != q.rank or v.rank != q.rank or not dtypes.is_float(node.out.dtype):
+    if q.rank < 3 or kt.rank != q.rank or q.shape[:-3] != kt.shape[:-3] or not dtypes.is_float(node.out.dtype):
         return None
-    if not q.shape[:-2] == node.out.shape[:-2] == (*kt.shape[:-3], *q.shape[-3:-2]) or v.shape[:-2] != kt.shape[:-2]:
+    if not _same_batch(q, node.out) or not _same_batch(kt, v):
         return None
     values: dict[str, Value | None] = {"q": q, "kt": kt, "v": _as_narrow(graph, node, v, q.dtype)}
     numbers, flags = {"scale": scale}, set()
@@ -67,6 +71,13 @@ def _find(graph: Graph, node: Node) -> Match | None:
         values[f"mask{i}"], numbers[f"fill{i}"] = mask.value, mask.fill
         flags |= {f"hide{i}"} if mask.hides else set()
     return Match(values, numbers, frozenset(inner), frozenset(flags))
+
+
+def _same_batch(a: Value, b: Value) -> bool:
+    """Whether the dims before the last two are the same, but for dims of size 1 if the ranks differ."""
+    if a.rank == b.rank:
+        return a.shape[:-2] == b.shape[:-2]
+    return [n for n in a.shape[:-2] if n != 1] == [n for n in b.shape[:-2] if n != 1]
 
 
 def _as_narrow(graph: Graph, node: Node, v: Value, dtype: str) -> Value:
@@ -259,7 +270,8 @@ def _comes_from_matmul(v: Value) -> bool:
 def _build(graph: Graph, node: Node, match: Match) -> Value:
     q, kt, v = (match.values[n] for n in ("q", "kt", "v"))
     assert q is not None and kt is not None and v is not None
-    rank, lead, wide = q.rank, q.shape[:-2], dtypes.promote(q.dtype, v.dtype)
+    v = v.reshape(*kt.shape[:-2], *v.shape[-2:])
+    rank, wide = q.rank, dtypes.promote(q.dtype, v.dtype)
     swap = (*range(rank - 2), rank - 1, rank - 2)
     q, scale_q = _unscaled(q)
     kt, scale_kt = _unscaled(kt)
@@ -279,14 +291,21 @@ def _build(graph: Graph, node: Node, match: Match) -> Value:
         mask = mask.reshape(*(1,) * (3 - mask.rank), *mask.shape)
         mask = mask.reshape(math.prod(mask.shape[:-3]), *mask.shape[-3:])
     out = graph.attention(four(q), four(k), four(v), mask, scale, causal)
-    return out.reshape(*lead, q.shape[-2], v.shape[-1]).cast(node.out.dtype)
+    return out.reshape(*node.out.shape).cast(node.out.dtype)
 
 
 def _unscaled(x: Value) -> tuple[Value, float]:
-    """Return (y, factor) with ``x = y * factor``: scaling q or k is the same as scaling the scores."""
+    """Return (y, factor) with ``x = y * factor``, also before views: scaling q or k is the same as scaling scores."""
+    if x.op in VIEWS:
+        source, factor = _unscaled(x.node.inputs[0])
+        outputs = [(x.shape, source.dtype)]
+        return (x, 1.0) if factor == 1.0 else (x.graph.add(x.op, [source], outputs, **x.node.attrs).out, factor)
     below = see_through(x, set()) if x.op == "pointwise" else x
     found = _scaling(below) if below.shape == x.shape else None
-    return found if found is not None else (x, 1.0)
+    if found is None:
+        return x, 1.0
+    source, factor = _unscaled(found[0])
+    return source, factor * found[1]
 
 
 def _shared_heads(k: Value, v: Value) -> tuple[Value, Value]:

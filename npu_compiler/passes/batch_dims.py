@@ -63,10 +63,18 @@ def _shared(graph: Graph, node: Node, match: Match) -> Value:
 def _rows(graph: Graph, node: Node) -> Match | None:
     """A product of merged rows, and pointwise nodes after it, in front of a view that splits the rows again."""
     source = node.inputs[0]
-    if not 2 <= source.rank < node.out.rank or node.out.shape[-1] != source.shape[-1]:
-        return None
-    inner = _after_product(source)
-    return Match({}, {}, inner) if inner else None
+    inner = _after_product(source) if 2 <= source.rank < node.out.rank else frozenset()
+    return Match({}, {}, inner) if inner and _lead(node, inner) else None
+
+
+def _lead(node: Node, inner: frozenset[Node]) -> tuple[int, ...]:
+    """Return the dims into which a view splits rows: all but the last if that stays, or those that had been merged."""
+    source = node.inputs[0]
+    if node.out.shape[-1] == source.shape[-1]:
+        return node.out.shape[:-1]
+    (rows,) = (n.inputs[0].node.inputs[0].shape[:-1] for n in inner if n.op == "matmul")
+    merged = len(rows) > source.rank - 1 and math.prod(rows) == math.prod(source.shape[:-1])
+    return rows if merged and node.out.shape[: len(rows)] == rows else ()
 
 
 def _after_product(v: Value) -> frozenset[Node]:
@@ -89,7 +97,7 @@ def _reads_elements(node: Node) -> bool:
 
 
 def _split_rows(graph: Graph, node: Node, match: Match) -> Value:
-    lead = node.out.shape[:-1]
+    lead = _lead(node, match.inner)
 
     def split(v: Value) -> Value:
         if v.node not in match.inner:
@@ -102,7 +110,7 @@ def _split_rows(graph: Graph, node: Node, match: Match) -> Value:
         e = expr.rewrite(v.node.attrs["expr"], lambda x: _load(x, inputs, len(lead) + 1))
         return graph.elementwise((*lead, v.shape[-1]), inputs, e)
 
-    return split(node.inputs[0])
+    return split(node.inputs[0]).reshape(*node.out.shape)
 
 
 def _load(x: Expr, inputs: list[Value], rank: int) -> Expr | None:
@@ -131,12 +139,14 @@ def _linear(shape: tuple[int, ...] = (8, 5), batch: tuple[int, ...] = (3,)) -> G
     return g
 
 
-def _flat(after: Callable[[Value], Value], leak: bool = False) -> Graph:
+def _flat(
+    after: Callable[[Value], Value], leak: bool = False, columns: int = 5, shape: tuple[int, ...] = (2, 3, 5)
+) -> Graph:
     """A linear layer on merged rows, and ``after`` in front of the view that splits them."""
     g = Graph("merged rows")
-    x, w = g.input("x", (2, 3, 8), "float32"), g.input("w", (8, 5), "float32")
+    x, w = g.input("x", (2, 3, 8), "float32"), g.input("w", (8, columns), "float32")
     out = after(x.reshape(6, 8).matmul(w))
-    g.outputs = [("out", out.reshape(2, 3, 5))] + ([("flat", out)] if leak else [])
+    g.outputs = [("out", out.reshape(*shape))] + ([("flat", out)] if leak else [])
     return g
 
 
@@ -171,10 +181,11 @@ MERGED_ROWS = Rewrite(
         lambda: _flat(lambda y: y), lambda: _flat(_added((5,))), lambda: _flat(_added((6, 5))),
         lambda: _flat(_added((6, 1))), lambda: _flat(_added((1, 5))), lambda: _flat(_added(())),
         lambda: _windows((2, 6, 5)), lambda: _windows((5,)),
+        lambda: _flat(_added((4,)), columns=4, shape=(2, 3, 2, 2)),
     ),
     counter_examples=(
         lambda: _flat(lambda y: y, leak=True), lambda: _flat(lambda y: y.amax([1]).expand(6, 5)),
-        lambda: _windows((2, 1, 5)),
+        lambda: _windows((2, 1, 5)), lambda: _flat(_added((4,)), columns=4, shape=(3, 2, 2, 2)),
         lambda: _flat(lambda y: y.graph.pointwise(lambda a: a + expr.index(0).cast("float32"), y)),
     ),
 )  # fmt: skip

@@ -74,10 +74,20 @@ def test_attention_shares_heads_that_were_repeated(repeated: bool) -> None:
     g = Graph("grouped")
     q, k, v = (g.input(n, (2, 4 if n == "q" else 2, 6, 8), "float32") for n in "qkv")
     k, v = (x.reshape(2, 2, 1, 6, 8).expand(2, 2, 2, 6, 8).reshape(2, 4, 6, 8) for x in (k, v))
-    g.outputs = [("y", g.attention(q, k if repeated else k * 2.0, v, None, 0.3, False))]
+    g.outputs = [("y", g.attention(q, k if repeated else k + 1.0, v, None, 0.3, False))]
     kept(g, attention.fuse_attention, "float32")
     (node,) = (n for n in g.nodes if n.op == "attention")
     assert [x.shape[1] for x in node.inputs] == ([4, 2, 2] if repeated else [4, 4, 4])
+
+
+def test_factors_of_queries_and_keys_become_part_of_the_scale() -> None:
+    g = Graph("scaled")
+    q, k, v = (g.input(n, (2, 6, 4, 8), "bfloat16") for n in "qkv")
+    q, k = ((x * 0.5).cast("bfloat16").permute(0, 2, 1, 3) for x in (q, k))
+    g.outputs = [("y", g.attention((q * 3.0).cast("bfloat16"), k, v.permute(0, 2, 1, 3), None, 0.4, False))]
+    attention.fuse_attention(g)
+    (node,) = (n for n in g.nodes if n.op == "attention")
+    assert node.attrs["scale"] == pytest.approx(0.3) and ops(g)["pointwise"] == 0
 
 
 def test_attention_over_doubles_becomes_products_and_loops() -> None:
