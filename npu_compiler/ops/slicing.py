@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from ..graph.expr import Expr, index, load, where
+from ..graph.expr import index, load
 from ..graph.graph import Value
 from .access import fresh, pick, resized, wrap_dim
 from .common import MAX_PARTS, bounded
@@ -225,11 +225,6 @@ def rot90(self: Value, k: int = 1, dims: Sequence[int] = (0, 1)) -> Value:
     return exchanged(x, a, b) if k % 2 else x
 
 
-def _after_roll(d: int, cut: int, n: int) -> Expr:
-    """The position in dim ``d`` of ``n`` elements from which a roll reads: ``cut`` comes first."""
-    return where(index(d) < n - cut, index(d) + cut, index(d) + (cut - n)) if cut else index(d)
-
-
 @lowers(
     "aten.roll.default",
     samples=(
@@ -249,6 +244,6 @@ def roll(self: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
     if cuts[-1]:  # rows are copied as a whole
         x = x.graph.concat([x.slice(-1, cuts[-1], x.shape[-1]), x.slice(-1, 0, cuts[-1])], x.rank - 1)
     if any(cuts[:-1]):
-        at = [_after_roll(d, cut, n) for d, (cut, n) in enumerate(zip(cuts[:-1], x.shape, strict=False))]
+        at = [(index(d) + cut) % x.shape[d] if cut else index(d) for d, cut in enumerate(cuts[:-1])]
         x = x.graph.elementwise(x.shape, [x], load(0, x.dtype, [*at, index(x.rank - 1)]))
     return fresh(x.reshape(*self.shape))
