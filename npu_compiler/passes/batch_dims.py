@@ -43,6 +43,26 @@ def _split(graph: Graph, node: Node, match: Match) -> Value:
     return graph.matmul(a, b)
 
 
+def _operands(graph: Graph, node: Node) -> Match | None:
+    """A product of two views, of which one merges batch dims."""
+    views = all(x.op == "reshape" and x.shape[:-2] == node.out.shape[:-2] for x in node.inputs)
+    return Match({}, {}, frozenset()) if views and node.out.rank > 2 and _merged_dims(node) else None
+
+
+def _merged_dims(product: Node) -> tuple[int, ...]:
+    """Return the batch dims that the view of an operand merges, of the left one if both do, or nothing."""
+    for x in product.inputs:
+        source = x.node.inputs[0]
+        if source.rank > x.rank and source.shape[-2:] == x.shape[-2:]:
+            return source.shape[:-2]
+    return ()
+
+
+def _unmerged(graph: Graph, node: Node, match: Match) -> Value:
+    a, b = (x.reshape(*_merged_dims(node), *x.shape[-2:]) for x in node.inputs)
+    return graph.matmul(a, b).reshape(*node.out.shape)
+
+
 def _repeated(graph: Graph, node: Node) -> Match | None:
     """A product whose right operand repeats one matrix for all batches that the left operand has."""
     a, b = node.inputs
@@ -170,6 +190,11 @@ MERGED_BATCH = Rewrite(
         lambda: _example(leak=True), lambda: _example(after=(6, 20)), lambda: _example(after=(1, 6, 4, 5)),
     ),
 )  # fmt: skip
+MERGED_OPERANDS = Rewrite(
+    "merged_operands", "matmul", _operands, _unmerged,
+    examples=(lambda: _example(leak=True),),
+    counter_examples=(lambda: _example((3, 2)), _one_view, lambda: _example((2, 3))),
+)  # fmt: skip
 REPEATED_MATRIX = Rewrite(
     "repeated_matrix", "matmul", _repeated, _shared,
     examples=(_linear,),
@@ -189,4 +214,4 @@ MERGED_ROWS = Rewrite(
         lambda: _flat(lambda y: y.graph.pointwise(lambda a: a + expr.index(0).cast("float32"), y)),
     ),
 )  # fmt: skip
-REWRITES = (MERGED_BATCH, REPEATED_MATRIX, MERGED_ROWS)
+REWRITES = (MERGED_BATCH, MERGED_OPERANDS, REPEATED_MATRIX, MERGED_ROWS)
