@@ -9,11 +9,11 @@ from ..graph.expr import fn, index, where
 from ..graph.graph import Value, broadcast_shapes
 from ..support import dtypes as dt
 from ..support.errors import Reason, Unsupported
-from .reductions import without_hidden_rows
+from .reductions import softmax_of_visible
 from .registry import lowers
 from .samples import S, t
 
-exp, log = fn("exp"), fn("log")
+log = fn("log")
 
 
 @dataclass
@@ -50,9 +50,7 @@ class Attention:
         """The softmax of the scores [B, H, L, S], its denominators and the largest scores [B, H, L, 1], in float32."""
         scores = self.scores()
         top = scores.amax([3])
-        e = scores.graph.pointwise(lambda s, m: exp(s - m), scores, top)
-        total = e.sum([3])
-        return without_hidden_rows(e / total, top), total, top
+        return *softmax_of_visible(scores, top, (3,)), top
 
     def weighted(self, weights: Value) -> Value:
         """The result, computed from the weights. A pass replaces both by the primitive if nothing else reads them."""

@@ -324,13 +324,14 @@ def log_softmax_core(self: Value, dim: int, half_to_float: bool) -> Value:
 def safe_softmax(self: Value, dim: int, dtype: str | None = None) -> Value:
     """Softmax in which a row of -inf gives zeros."""
     x, top, axes = softmax_parts(self, dim, dtype)
+    return softmax_of_visible(x, top, axes)[0]
+
+
+def softmax_of_visible(x: Value, top: Value, axes: tuple[int, ...]) -> tuple[Value, Value]:
+    """Return the softmax over ``axes``, zeros where the maximum ``top`` is -inf, and the sums that it divides by."""
     e = x.graph.pointwise(lambda a, b: exp(a - b), x, top)
-    return without_hidden_rows(e / e.sum(axes), top)
-
-
-def without_hidden_rows(softmax: Value, top: Value) -> Value:
-    """``softmax`` with zeros in the rows whose maximum ``top`` is -inf."""
-    return softmax.graph.pointwise(lambda m, x: where(fn("eq")(m, -math.inf), 0, x), top, softmax)
+    total = e.sum(axes)
+    return x.graph.pointwise(lambda m, y: where(fn("eq")(m, -math.inf), 0, y), top, e / total), total
 
 
 INFINITE_ROWS = t(3, 2, values=(-math.inf, -math.inf, math.inf, 1, 2, 3))

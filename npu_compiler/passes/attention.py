@@ -18,7 +18,8 @@ from ..support import dtypes
 from . import patterns
 from .attention_masks import hides_nothing, is_causal, last_visible_key
 from .normalise import normalise
-from .patterns import Match, Rewrite, is_float_cast, loaded, see_through, sides, strip
+from .patterns import Match, Rewrite, is_float_cast, loaded, number, see_through, sides, strip
+from .softmax import softmax_input
 
 
 def fuse_attention(graph: Graph) -> None:
@@ -51,7 +52,7 @@ def fuse_attention(graph: Graph) -> None:
 
 def _find(graph: Graph, node: Node) -> Match | None:
     inner: set[Node] = set()
-    scores = _scores(see_through(node.inputs[0], inner), inner)
+    scores = softmax_input(see_through(node.inputs[0], inner), inner)
     steps = _score_steps(scores, inner) if scores is not None else None
     if steps is None:
         return None
@@ -62,6 +63,8 @@ def _find(graph: Graph, node: Node) -> Match | None:
         return None
     if not _same_batch(q, node.out) or not _same_batch(kt, v):
         return None
+    if v.rank != q.rank and node.inputs[0].shape[:-2] != v.shape[:-2]:
+        return None  # v is repeated for some of the dims
     values: dict[str, Value | None] = {"q": q, "kt": kt, "v": _as_narrow(graph, node, v, q.dtype)}
     numbers, flags = {"scale": scale}, set()
     for i, mask in enumerate(masks):
@@ -118,98 +121,6 @@ def _score_steps(scores: Value, inner: set[Node]) -> tuple[Node, float, list[_Ma
     return value.node, scale, masks[::-1]
 
 
-def _scores(p: Value, inner: set[Node]) -> Value | None:
-    """Return x if ``p`` is softmax(x) over the last dim, or that with zeros for rows of -inf, else None."""
-    e = strip(p.node.attrs["expr"]) if p.op == "pointwise" else None
-    if e is None or e.op != "where":
-        return _softmax_input(p, inner)
-    softmax = loaded(p.node, e.args[2])
-    if softmax is None or _number(p.node, e.args[1]) != 0.0:
-        return None
-    seen = {p.node}
-    hidden, x = _rows_of(p.node, e.args[0], seen), _softmax_input(see_through(softmax, seen), seen)
-    if hidden is None or x is None or see_through(hidden, set()) is not see_through(x, set()):
-        return None
-    inner |= seen
-    return x
-
-
-def _rows_of(node: Node, e: Expr, inner: set[Node]) -> Value | None:
-    """Return x if ``e`` says whether all of a row of x is -inf: its maximum is, or ``not any(not (x == -inf))``."""
-    value = loaded(node, e)
-    if value is not None and value.op == "pointwise":
-        inner.add(value.node)
-        return _rows_of(value.node, value.node.attrs["expr"], inner)
-    top = _equals(node, e, -math.inf)
-    if top is not None and _folds_last(top, "max"):
-        inner.add(top.node)
-        return top.node.inputs[0]
-    others = _negated(node, e)
-    if others is None or not _folds_last(others, "max"):
-        return None
-    visible = others.node.inputs[0]
-    infinite = _negated(visible.node, visible.node.attrs["expr"]) if visible.op == "pointwise" else None
-    if infinite is None or infinite.op != "pointwise":
-        return None
-    inner |= {others.node, visible.node, infinite.node}
-    return _equals(infinite.node, infinite.node.attrs["expr"], -math.inf)
-
-
-def _negated(node: Node, e: Expr) -> Value | None:
-    """Return x if ``e`` is its negation, else None."""
-    return loaded(node, e.args[0]) if e.op == "not" else None
-
-
-def _equals(node: Node, e: Expr, number: float) -> Value | None:
-    """Return x if ``e`` is ``x == number``, else None."""
-    for a, b in sides(e, "eq"):
-        if _number(node, b) == number:
-            return loaded(node, a)
-    return None
-
-
-def _softmax_input(p: Value, inner: set[Node]) -> Value | None:
-    """Return x if ``p`` is exp(x - max(x)) / sum(exp(x - max(x))) over the last dim, else None."""
-    seen: set[Node] = set()
-    e, total = _operands(p, "div")
-    if e is None or total is None:
-        return None
-    e, total = see_through(e, seen), see_through(total, seen)
-    if not _folds_last(total, "sum") or see_through(total.node.inputs[0], seen) is not e or e.op != "pointwise":
-        return None
-    exponential = strip(e.node.attrs["expr"])
-    if exponential.op != "exp":
-        return None
-    shifted, difference = e, exponential.args[0]
-    if (inside := loaded(e.node, difference)) is not None:  # the subtraction is a node of its own
-        shifted = see_through(inside, seen)
-        seen.add(shifted.node)
-        difference = shifted.node.attrs.get("expr", difference)
-    x, top = _operands(shifted, "sub", difference)
-    if x is None or top is None:
-        return None
-    top = see_through(top, seen)
-    if not _folds_last(top, "max") or see_through(top.node.inputs[0], seen) is not see_through(x, seen):
-        return None
-    inner |= {*seen, p.node, total.node, e.node, top.node}
-    return x
-
-
-def _operands(v: Value, op: str, e: Expr | None = None) -> tuple[Value | None, Value | None]:
-    """Return both operands of ``op`` if ``v`` is that op of two values read element by element."""
-    if v.op != "pointwise":
-        return None, None
-    e = strip(v.node.attrs["expr"] if e is None else e)
-    return (loaded(v.node, e.args[0]), loaded(v.node, e.args[1])) if e.op == op else (None, None)
-
-
-def _folds_last(v: Value, kind: str) -> bool:
-    a = v.node.attrs
-    if v.op != "reduce" or a["kind"] != kind or a["axes"] != (len(a["domain"]) - 1,):
-        return False
-    return loaded(v.node, a["expr"]) is v.node.inputs[0] and v.node.inputs[0].shape == a["domain"]
-
-
 def _score_step(value: Value) -> tuple[Value, float, _Mask | None] | None:
     """Return (the scores it reads, factor, mask) of one op between q @ k^T and the softmax, or None."""
     node = value.node
@@ -226,7 +137,7 @@ def _score_step(value: Value) -> tuple[Value, float, _Mask | None] | None:
     if e.op == "where":
         cond = loaded(node, e.args[0])
         for keeps, (a, b) in ((True, e.args[1:]), (False, e.args[:0:-1])):
-            x, fill = loaded(node, a), _number(node, b)
+            x, fill = loaded(node, a), number(node, b)
             # A finite fill beyond 1e12 absorbs any score, so adding it is the same as replacing the score.
             if cond is not None and x is not None and fill is not None and x.shape == value.shape and fill < -1e12:
                 return x, 1.0, _Mask(cond, fill, hides=not keeps)
@@ -240,18 +151,9 @@ def _scaling(value: Value) -> tuple[Value, float] | None:
         return None
     for op in ("mul", "div"):
         for a, b in sides(node.attrs["expr"], op, commutative=op == "mul"):
-            x, c = loaded(node, a), _number(node, b)
+            x, c = loaded(node, a), number(node, b)
             if x is not None and c and x.shape == value.shape and dtypes.is_float(x.dtype):
                 return x, c if op == "mul" else 1.0 / c
-    return None
-
-
-def _number(node: Node, e: Expr) -> float | None:
-    e = strip(e)
-    if e.op == "const":
-        return float(e.value)
-    if e.op == "load" and node.inputs[e.value].op == "const" and node.inputs[e.value].numel == 1:
-        return float(node.inputs[e.value].node.attrs["data"].reshape(()))
     return None
 
 
@@ -408,6 +310,17 @@ def _grouped() -> Graph:
     return g
 
 
+def _ranks(heads: int) -> Graph:
+    """The second product has three dims: without that of one head, or values for each head that batches share."""
+    g = Graph("ranks")
+    q, k, v = (g.input(n, s, "float32") for n, s in (("q", (2, heads, 5, 8)), ("k", (2, 1, 5, 8)), ("v", (2, 5, 8))))
+    s = q.matmul(k.transpose(2, 3)) / 3.0
+    e = g.pointwise(expr.fn("exp"), s - s.amax([3]))
+    p = e / e.sum([3])
+    g.outputs = [("out", (p.reshape(2, 5, 5) if heads == 1 else p).matmul(v))]
+    return g
+
+
 def _filled(s: Value, mask: Value, fill: float = -math.inf, hides: bool = False) -> Value:
     def f(m: Expr, x: Expr) -> Expr:
         return expr.where(m, fill, x) if hides else expr.where(m, x, fill)
@@ -445,12 +358,14 @@ ATTENTION = Rewrite(
         lambda: _example(lambda s: s, heads=lambda x: x * 0.5),
         lambda: _example(heads=lambda x: x / 1.5, dtype="bfloat16"),
         _grouped,
+        lambda: _ranks(heads=1),
         lambda: _safe(lambda s: _is_hidden(s.amax([3]))),
         lambda: _safe(_none_visible),
     ),
     counter_examples=(
         lambda: _example(leak=True),
         _not_softmax,
+        lambda: _ranks(heads=2),
         lambda: _safe(lambda s: _is_hidden(s.amax([3])), fill=1.0),
         lambda: _safe(lambda s: _not(_is_hidden(s.amax([3])))),
         lambda: _safe(lambda s: _is_hidden((s * 2.0).amax([3]))),

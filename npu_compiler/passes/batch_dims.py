@@ -113,7 +113,7 @@ def _reads_elements(node: Node) -> bool:
     """Whether a pointwise node reads its operands element by element, and uses indices for nothing else."""
     steps = expr.walk(node.attrs["expr"])
     loads = all(patterns.loaded(node, x) is not None for x in steps if x.op == "load")
-    return loads and all(x.op == "load" for x in steps if any(a.op == "index" for a in x.args))
+    return loads and all(patterns.only_in_loads(node, x) for x in steps if x.op == "index")
 
 
 def _split_rows(graph: Graph, node: Node, match: Match) -> Value:

@@ -12,6 +12,7 @@ from ..graph import expr
 from ..graph.graph import VIEWS, Graph, Node, Value
 from ..weights.format import WeightFormats
 from .load_time import static_values
+from .patterns import only_in_loads
 from .quantize import chosen_format
 
 
@@ -82,7 +83,7 @@ def _common_step(
             return None
         last = expr.index(node.out.rank - 1)
         for x in expr.walk(step.attrs["expr"]):
-            if x.op == "index" and x is not last and not _only_in_loads(step, x):
+            if x.op == "index" and x is not last and not only_in_loads(step, x):
                 return None
             if x.op == "load" and x.value == 0 and x.args != expr.identity_index(node.out.shape):
                 return None
@@ -90,11 +91,6 @@ def _common_step(
                 return None
         after.append(step)
     return after
-
-
-def _only_in_loads(node: Node, leaf: expr.Expr) -> bool:
-    """Whether an index occurs only as the index of a load, never as an operand of arithmetic."""
-    return all(x.op == "load" for x in expr.walk(node.attrs["expr"]) if leaf in x.args)
 
 
 def _build(graph: Graph, source: Value, levels: list[list[Node]]) -> dict[Value, Value]:

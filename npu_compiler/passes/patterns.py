@@ -126,3 +126,18 @@ def sides(e: Expr, op: str, commutative: bool = True) -> list[tuple[Expr, Expr]]
         return []
     a, b = e.args
     return [(a, b), (b, a)] if commutative else [(a, b)]
+
+
+def number(node: Node, e: Expr) -> float | None:
+    """Return the number if ``e`` is one, as a constant or as a constant tensor of one element, else None."""
+    e = strip(e)
+    if e.op == "const":
+        return float(e.value)
+    if e.op == "load" and node.inputs[e.value].op == "const" and node.inputs[e.value].numel == 1:
+        return float(node.inputs[e.value].node.attrs["data"].reshape(()))
+    return None
+
+
+def only_in_loads(node: Node, leaf: Expr) -> bool:
+    """Whether an index occurs only as the index of a load, never as an operand of arithmetic."""
+    return all(x.op == "load" for x in expr.walk(node.attrs["expr"]) if leaf in x.args)

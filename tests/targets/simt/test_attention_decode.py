@@ -45,7 +45,7 @@ CONFIGS = [
 
 
 def _check(dtype: str, model_type: str, heads: int, size: int, target: str, backend: Backend) -> None:
-    """Decoding agrees with the CPU target. Without a matrix unit for the type there is no kernel for it."""
+    """Decoding agrees with the CPU target, in one kernel if the matrix unit multiplies the type."""
     config = _config(dtype, model_type, heads, size)
     graphs = llm_graphs(config, max_len=MAX_LEN, chunks=())
     rng = np.random.default_rng(0)

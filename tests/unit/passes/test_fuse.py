@@ -33,6 +33,7 @@ def test_rewrites_match_their_examples_and_keep_the_result(rewrite: patterns.Rew
         old = {v for _, v in graph.outputs}
         kept(graph, lambda g: patterns.apply(g, [rewrite]), dtype)
         assert {v for _, v in graph.outputs} - old, inspect.getsource(example)
+        assert rewrite not in attention.REWRITES or "attention" in ops(graph), inspect.getsource(example)
 
 
 @pytest.mark.parametrize("rewrite", REWRITES, ids=lambda r: r.name)
