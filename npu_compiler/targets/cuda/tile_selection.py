@@ -49,6 +49,11 @@ class Plan:
     promoted: int = 0
     overlap: bool = False
 
+    @property
+    def load_warpgroup(self) -> bool:
+        """Whether a whole warpgroup issues the loads, so that the others can have its registers."""
+        return self.overlap or self.promoted > 0
+
     def store_parts(self, products: int) -> int:
         """Return the parts in which threads store a tile: the fewest stages that hide them."""
         return self.n // (16 * products)

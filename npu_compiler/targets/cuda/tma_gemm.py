@@ -149,7 +149,7 @@ class TmaGemm:
         self.result_size = result.size
         self.types = {"T": kind.ctype, "Sum": kind.sum_ctype, "R": result.ctype}
         self.step = tile_k(kernel)
-        self.threads = plan.m * 2 + (WARPGROUP if plan.promoted or plan.overlap else SUBGROUP)
+        self.threads = plan.m * 2 + (WARPGROUP if plan.load_warpgroup else SUBGROUP)
         self.operands = Operands(without_stride(units), 0, kernel.rhs)
 
     def emit(self) -> Emission:
@@ -176,8 +176,8 @@ class TmaGemm:
             M=p.m, N=p.n, BATCH=p.batch, PRODUCTS=p.products, BATCHED_RIGHT=self._batches(self.operands.kernel) > 1,
             SPLITS=plan.splits, TILE_M=plan.m, TILE_N=plan.n, TILE_K=self.step, STAGES=plan.stages, TILES=tiles,
             STEP=clusters, FOURS=bool(self.kind.format), N_MAJOR=self.kernel.n_major, PROMOTED=plan.promoted,
-            OVERLAP=plan.overlap, PRIMED=self._primed(), DECODERS=self.decoders, TEAM=self.team, OUTPUTS=self.outputs,
-            SUM_ROWS=sums, **flags,
+            OVERLAP=plan.overlap, STORE_PARTS=plan.store_parts(p.products), LOAD_WARPGROUP=plan.load_warpgroup,
+            PRIMED=self._primed(), DECODERS=self.decoders, TEAM=self.team, OUTPUTS=self.outputs, SUM_ROWS=sums, **flags,
         )  # fmt: skip
         row_sums = f.pointer(~(len(self.kernel.outputs) - 1)) if sums else "nullptr"
         f.template(

@@ -53,7 +53,7 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
                      const Before& before, const Decoder& decoder, const Thread& th) {
   constexpr int CONSUMERS = D::TILE_M / 64 * 4, COPIERS = CONSUMERS + D::DECODERS;  // the first warps of each kind
   constexpr int PRODUCER = COPIERS + Decoder::COPIERS;                                // the warp that issues loads
-  ASSUME(th.tid >= 0 && th.tid < PRODUCER * 32 + (D::PROMOTED || D::OVERLAP ? 128 : 32));
+  ASSUME(th.tid >= 0 && th.tid < PRODUCER * 32 + (D::LOAD_WARPGROUP ? 128 : 32));
   const Ring<D> ring = {slots, full, full + D::STAGES};
   int64_t* const sent = full + 2 * D::STAGES;  // of the partial sums, if SPLITS > 1
   const int rank = D::SPLITS > 1 ? cluster_rank() : 0;
@@ -68,7 +68,7 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
   if (D::SPLITS > 1) cluster_start();
   else barrier();
   if (th.subgroup >= PRODUCER) {
-    if constexpr (D::PROMOTED > 0 || D::OVERLAP) fewer_registers<40>();
+    if constexpr (D::LOAD_WARPGROUP) fewer_registers<40>();
     if (th.subgroup == PRODUCER && th.lane == 0) {
       if constexpr (Before::ENABLED) {
         tma_prefetch(before.operands.left);
@@ -103,7 +103,7 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
       return;
     }
   }
-  if constexpr (D::PROMOTED > 0 || D::OVERLAP) more_registers<232>();
+  if constexpr (D::LOAD_WARPGROUP) more_registers<232>();
   pdl_wait();
   if constexpr (D::OVERLAP) {
     overlapped_tiles<S>(ring, epilogue, scale, columns, th);

@@ -25,9 +25,7 @@ template <class D, class Scale, class Columns> struct OpenTile {
   }
 };
 
-// Parts of a tile's results: 32 columns of each product for one of a lane's two rows.
-template <class D> INLINE constexpr int store_parts() { return D::TILE_N / (16 * D::PRODUCTS); }
-
+// Stores one of the STORE_PARTS of a tile's results: 32 columns of each product for one of a lane's two rows.
 template <class D, class E, class Scale, class Columns>
 INLINE void store_open_part(const E& epilogue, const OpenTile<D, Scale, Columns>& tile, int lane, int part) {
   typename E::Ahead ahead;
@@ -44,7 +42,7 @@ INLINE void first_stages(TileC<D>& acc, const OpenTile<D, Scale, Columns>& last,
   multiply_stage(acc, ring, at, PART > 0, PART > 0, slot, th, [&] {
     if (stores) store_open_part<D>(epilogue, last, th.lane, PART);
   });
-  if constexpr (PART + 1 < store_parts<D>()) first_stages<PART + 1>(acc, last, stores, ring, at, slot, epilogue, th);
+  if constexpr (PART + 1 < D::STORE_PARTS) first_stages<PART + 1>(acc, last, stores, ring, at, slot, epilogue, th);
 }
 
 // Multiplies tile `t` into `next`; meanwhile stores `last` if `stores`.
@@ -56,7 +54,7 @@ INLINE void multiply_and_store(OpenTile<D, Scale, Columns>& next, const OpenTile
   int slot = 0;
   first_stages<0>(next.acc, last, stores, ring, at, slot, epilogue, th);
 #pragma unroll 1
-  for (int step = store_parts<D>(); step < S::K_TILES; step++) multiply_stage(next.acc, ring, at, true, true, slot, th, [] {});
+  for (int step = D::STORE_PARTS; step < S::K_TILES; step++) multiply_stage(next.acc, ring, at, true, true, slot, th, [] {});
   wgmma_finish(next.acc);
   if (th.tid % 128 == 0) mbarrier_arrive(ring.empty + slot);
   next.end(scale, columns, turn, th);
@@ -80,5 +78,5 @@ INLINE void overlapped_tiles(const Ring<D>& ring, const E& epilogue, const Scale
     }
   }
 #pragma unroll
-  for (int part = 0; part < store_parts<D>(); part++) store_open_part<D>(epilogue, even, th.lane, part);
+  for (int part = 0; part < D::STORE_PARTS; part++) store_open_part<D>(epilogue, even, th.lane, part);
 }
