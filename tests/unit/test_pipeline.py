@@ -82,12 +82,16 @@ def fingerprint(state: State) -> list[tuple[str, str, int]]:
     return [(k.kind, k.text(), len(k.inputs)) for k in state.schedule.kernels]
 
 
+# Without AMX, beside which Winograd's algorithm and packing inside products are not used; the kernels are interpreted.
+CPU = "cpu:avx512"
+
+
 @pytest.fixture(scope="module")
 def usual() -> tuple[Arrays, list[tuple[str, str, int]]]:
     graph = everything()
     data = data_for(graph)
     want = interp.run(graph, data, data)
-    state = run_graph(graph)
+    state = run_graph(graph, CPU)
     assert_close(run_kernels(state, data, data), want)
     return want, fingerprint(state)
 
@@ -107,9 +111,9 @@ def test_every_switch_changes_the_program_and_not_its_result(
     data = data_for(graph)
     if by == "environment":
         monkeypatch.setenv("NPU_DISABLE", switch)
-        state = run_graph(graph)
+        state = run_graph(graph, CPU)
     else:
-        state = run_graph(graph, disable=(switch,))
+        state = run_graph(graph, CPU, disable=(switch,))
     want, kernels = usual
     assert fingerprint(state) != kernels
     if by == "argument":
