@@ -178,6 +178,17 @@ def run(
     return join([list(executor.run(a).values()) for a in arrays])
 
 
+def check_sums(model: nn.Module, x: torch.Tensor, target: str = "cpu") -> CompiledProgram:
+    """Check float32 results of one input by the rule of scale alone, without the uncertainty of the ratio. Return the
+    program. ``model`` becomes float64."""
+    program = compile_whole(capture(model, (x,)), target=target)
+    (result,) = run(program, state_dict_numpy(model), [(x,)])
+    with torch.no_grad():
+        eager, exact = model(x).numpy(), model.double()(x.double()).numpy()
+    assert rms(result.astype(np.float64) - exact) <= SCALE * rms(eager.astype(np.float64) - exact)
+    return program
+
+
 def compile_whole(ir: IRGraph, dtype: str | None = None, target: str = "cpu") -> CompiledProgram:
     """One program for the whole model, which the partitioner agrees with."""
     plan = npu_compiler.partition(ir, target=target)

@@ -140,46 +140,54 @@ NPU_INLINE void amx_step(const char* x, long second, long pitch, const char* w, 
   if constexpr (I + 1 < P::COUNT) amx_step<TILES, INTEGERS, PIECES, STREAM, LOADED, I + 1>(x, second, pitch, w, between);
 }
 
-// Steps whose products of three pieces are added up in tiles before they are added to the sums in memory. Each product of
-// tiles is one more rounded addition to the sums of a tile, six for each step: all steps in one chain would have more than
-// twice the error of float arithmetic at 256 channels of a 3x3 convolution. The error grows with the root of this number.
+// The sums of TILES tiles of positions, in tiles 0 to 3.
+template <int TILES> NPU_INLINE void amx_zero_sums() {
+  Amx::zero<0>(), Amx::zero<1>();
+  if constexpr (TILES == 2) Amx::zero<2>(), Amx::zero<3>();
+}
+template <int TILES> NPU_INLINE void amx_store_sums(float* acc) {
+  constexpr long ACC = PANEL * 4;
+  float* low = acc + AMX_ROWS * PANEL;
+  Amx::store<0>(acc, ACC);
+  Amx::store<1>(acc + AMX_ROWS, ACC);
+  if constexpr (TILES == 2) Amx::store<2>(low, ACC), Amx::store<3>(low + AMX_ROWS, ACC);
+}
+
+// The most steps whose products of three pieces are added up in tiles: a part of the sums, which are in memory. Each
+// product is one more rounded addition to a tile, six in a step. In one chain, a 3x3 convolution of 256 channels has twice
+// the error of float arithmetic. The error of a part grows with the root of its steps. Sums of half numbers have no parts:
+// their results are rounded to 11 bits.
 constexpr int AMX_PART = 12;
 
-// The sums of tiles 0 to 2 * TILES in memory, to which further parts are added.
-template <int TILES> struct AmxParts {
-  alignas(64) float part[TILES * AMX_ROWS * PANEL];
-  bool first = true;
-  __attribute__((always_inline)) void add(float* acc) {
-    constexpr long ACC = PANEL * 4;
-    float *to = first ? acc : part, *low = to + AMX_ROWS * PANEL;
-    Amx::store<0>(to, ACC), Amx::store<1>(to + AMX_ROWS, ACC), Amx::zero<0>(), Amx::zero<1>();
-    if constexpr (TILES == 2) {
-      Amx::store<2>(low, ACC), Amx::store<3>(low + AMX_ROWS, ACC), Amx::zero<2>(), Amx::zero<3>();
-    }
-    for (long i = 0; i < TILES * AMX_ROWS * PANEL && !first; i += VL)
-      store_bytes(acc + i, load_bytes<vf>(acc + i) + load_bytes<vf>(part + i));
-    first = false;
+template <int TILES> NPU_INLINE void amx_add_part(float* acc, bool first) {
+  if (first) {
+    amx_store_sums<TILES>(acc);
+    return;
   }
-};
+  alignas(64) float part[TILES * AMX_ROWS * PANEL];
+  amx_store_sums<TILES>(part);
+  for (long i = 0; i < TILES * AMX_ROWS * PANEL; i += VL)
+    store_bytes(acc + i, load_bytes<vf>(acc + i) + load_bytes<vf>(part + i));
+}
 
 // EARLY: load the operands of a step between the products of the step before.
 template <int TILES, bool INTEGERS = false, int PIECES = 1, AmxStream STREAM = STREAM_NONE, bool EARLY = false,
           class Work = NoAmxWork>
 NPU_NOINLINE void amx_tile(const AmxArgs& a, Work& ahead) {
   constexpr long ACC = PANEL * 4;
-  float* low = a.acc + AMX_ROWS * PANEL;
   if (a.add) {
+    const float* low = a.acc + AMX_ROWS * PANEL;
     Amx::load<0>(a.acc, ACC);
     Amx::load<1>(a.acc + AMX_ROWS, ACC);
     if constexpr (TILES == 2) Amx::load<2>(low, ACC), Amx::load<3>(low + AMX_ROWS, ACC);
   } else {
-    Amx::zero<0>(), Amx::zero<1>();
-    if constexpr (TILES == 2) Amx::zero<2>(), Amx::zero<3>();
+    amx_zero_sums<TILES>();
   }
   const char* prefetch = a.prefetch;
   const long pitch = a.pitch, second = a.second, x_step = a.x_step, w_step = a.w_step;
   const int steps = a.steps, lines = a.lines;
   AmxSums* waiting = a.rows ? a.waiting : nullptr;
+  bool first_part = true;
   Work work = ahead;
   auto between = [&](bool last) __attribute__((always_inline)) {
     for (int line = 0; last && line < lines; line++, prefetch += 64) __builtin_prefetch(prefetch, 0, 2);
@@ -203,23 +211,17 @@ NPU_NOINLINE void amx_tile(const AmxArgs& a, Work& ahead) {
     }
     amx_loaded_step<TILES, INTEGERS, STREAM>(a.next_x, a.next_second, pitch, a.next_w);
     between(true);
-  } else if constexpr (PIECES == 3) {
-    AmxParts<TILES> sums;
-    for (int t = 0, left = AMX_PART; t < a.ntaps; t++) {
-      const char *x = a.x + a.taps[t].x, *w = a.w + a.taps[t].number * a.w_tap;
-      for (int s = 0; s < steps; s++, x += x_step, w += w_step, left--) {
-        if (left == 0) sums.add(a.acc), left = AMX_PART;
-        amx_step<TILES, INTEGERS, PIECES, STREAM>(x, second, pitch, w, between);
-      }
-    }
-    sums.add(a.acc);
-    ahead = work;
-    return;
   } else {
     bool loaded = PIECES == 1 && a.loaded;
+    int part_steps = 0;
     for (int t = 0; t < a.ntaps; t++) {
       const char *x = a.x + a.taps[t].x, *w = a.w + a.taps[t].number * a.w_tap;
       for (int s = 0; s < steps; s++, x += x_step, w += w_step) {
+        if (PIECES == 3 && part_steps++ == AMX_PART) {
+          amx_add_part<TILES>(a.acc, first_part);
+          amx_zero_sums<TILES>();
+          first_part = false, part_steps = 1;
+        }
         if (loaded) amx_step<TILES, INTEGERS, 1, STREAM, true>(x, second, pitch, w, between);
         else amx_step<TILES, INTEGERS, PIECES, STREAM>(x, second, pitch, w, between);
         loaded = false;
@@ -227,9 +229,7 @@ NPU_NOINLINE void amx_tile(const AmxArgs& a, Work& ahead) {
     }
     if (a.next_w) amx_operands<STREAM>(a.next_x, a.next_second, pitch, a.next_w);
   }
-  Amx::store<0>(a.acc, ACC);
-  Amx::store<1>(a.acc + AMX_ROWS, ACC);
-  if constexpr (TILES == 2) Amx::store<2>(low, ACC), Amx::store<3>(low + AMX_ROWS, ACC);
+  amx_add_part<TILES>(a.acc, first_part);
   ahead = work;
 }
 template <bool INTEGERS, int PIECES, AmxStream STREAM, bool EARLY, class Work>
