@@ -11,10 +11,11 @@
 // int32. stream() loads data that is read once. dpbf16ps rounds to nearest even, treats denormals as zero in operands
 // and results, and sums even and odd elements in two chains, which it adds to C at the end.
 //
-// A core that shares its pipelines with a busy hardware thread decodes tile instructions slowly if several are in one
-// line of its cache of decoded instructions. Measured on an Emerald Rapids: a product of tiles in registers then takes
-// 17.8 ns, and 10.4 if eight nops follow it; a step of four loads and four products 28 ns for each product, and 18. Alone,
-// a core takes 7.2 ns with or without them. Loads and products are therefore spaced.
+// Loads and products are spaced by eight nops. On two virtual cores of an Emerald Rapids there are times when the core
+// issues half as many instructions, which suggests that its other hardware thread is busy. Measured then: a product of
+// tiles in registers takes 17.8 ns, and 10.4 with eight nops after it; a step of four loads and four products takes 28 ns
+// for each product, and 18. Fewer than six nops help less, aligning each instruction to 64 bytes nearly as much. At other
+// times a product takes 7.2 ns with or without them.
 //
 // Inline assembly, because the intrinsics of gcc declare neither the memory that they read nor that which they write.
 // A test may define NPU_AMX_MODEL as a type with the same members, which computes them without AMX.
