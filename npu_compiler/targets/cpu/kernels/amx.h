@@ -69,8 +69,8 @@ struct Amx {
   template <int T> NPU_TILE_OP store(void* p, long stride) {
     __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(p), "r"(stride), "i"(T) : "memory");
   }
-#define NPU_TILE_PRODUCT(NAME)                                                                     \
-  template <int C, int A, int B> NPU_TILE_OP NAME() {                                              \
+#define NPU_TILE_PRODUCT(NAME)                                                                       \
+  template <int C, int A, int B> NPU_TILE_OP NAME() {                                                \
     __asm__ volatile("t" #NAME " %%tmm%c2, %%tmm%c1, %%tmm%c0" NPU_SPACED ::"i"(C), "i"(A), "i"(B)); \
   }
   NPU_TILE_PRODUCT(dpbf16ps)
