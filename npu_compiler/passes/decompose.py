@@ -48,8 +48,7 @@ def _served(node: Node, config: TargetConfig, static: set[Value]) -> bool:
         return False
     if node.inputs[0].dtype == "uint8":
         w = node.inputs[1]
-        packed = w in static or (config.panel and node.op == "matmul")
-        if w.dtype != "int8" or not packed or (node.op == "matmul" and w.rank != 2):
+        if w.dtype != "int8" or (w.rank != 2 if node.op == "matmul" else w not in static):
             return False
     if node.op == "conv2d":
         return node.inputs[1] in static or _packs_filters(node, config)

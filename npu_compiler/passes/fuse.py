@@ -104,7 +104,7 @@ def _can_inline(
     loads = sum(x.op == "load" and x.value == node.inputs.index(v) for x in expr.walk(node.attrs["expr"]))
     repeats = math.prod(node.domain) > v.numel or loads > 1
     many = len(set(users[v])) > 1
-    if node in keep and (many or cost > CHEAP):
+    if node in keep and (many or cost > CHEAP or not _has_epilogue_types(p.attrs["expr"])):
         return False
     if (repeats or many) and (cost > CHEAP or len(p.inputs) > 2):
         return False
@@ -182,9 +182,13 @@ def _is_epilogue(node: Node, value: Value) -> bool:
                 return False
             if any(y.op == "load" for a in x.args for y in expr.walk(a)):
                 return False  # data-dependent reads belong in a loops kernel, which checks them
-        if x.dtype in ("float64", "int64") and x.op not in ("const", "index", "add", "mul", "sub"):
-            return False
-    return True
+    return _has_epilogue_types(node.attrs["expr"])
+
+
+def _has_epilogue_types(e: Expr) -> bool:
+    """Whether all values that vary have the types of an epilogue. Positions are int64."""
+    wide = (x for x in expr.walk(e) if x.dtype in ("float64", "int64"))
+    return all(x.op in ("const", "index", "add", "mul", "sub") for x in wide)
 
 
 def claim_sources(graph: Graph) -> dict[Node, list[Node]]:

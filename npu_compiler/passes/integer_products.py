@@ -69,8 +69,8 @@ def integer_products(graph: Graph, config: TargetConfig) -> None:
         graph.sources = node.sources
         if node.inputs[1] in static:
             out = _of_dequantised(graph, node) or _of_signed(graph, node)
-        else:  # packed in each run, for products of two matrices
-            out = _of_signed(graph, node) if config.panel and node.op == "matmul" and 1 not in node.out.shape else None
+        else:  # packed or transposed in each run, for products of two matrices
+            out = _of_signed(graph, node) if node.op == "matmul" and 1 not in node.out.shape else None
         if out is not None:
             new[node.out] = out
     graph.sources = ()
@@ -243,6 +243,7 @@ def _weight_sums(node: Node, p: Value) -> Value:
 
 def _product(graph: Graph, node: Node, q: Value, p: Value, zero: int) -> Value:
     """Return the sums of ``(q - zero) * p`` in int32."""
+    shift = (_weight_sums(node, p) * zero).cast("int32") if zero else None  # first, so that an epilogue can read it
     if node.op == "matmul":
         sums = q.matmul(p)
     else:
@@ -251,9 +252,8 @@ def _product(graph: Graph, node: Node, q: Value, p: Value, zero: int) -> Value:
             q = _pad(q, attrs["padding"], zero)
             attrs["padding"] = (0, 0, 0, 0)
         sums = graph.add("conv2d", [q, p], [(node.out.shape, "int32")], **attrs).out
-    if not zero:
+    if shift is None:
         return sums
-    shift = (_weight_sums(node, p) * zero).cast("int32")
     return graph.pointwise(lambda a, s: a - s, sums, shift, promote=False)
 
 

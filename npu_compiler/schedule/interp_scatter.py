@@ -15,12 +15,15 @@ INFINITY = 0x7F800000  # the bits of a float32
 
 
 def scatter_sum(k: ScatterSum, inputs: Sequence[Array], out: Array) -> None:
-    """Add the updates to ``out``, or raise the magnitudes in it."""
+    """Add the updates to ``out``, or raise the numbers in it."""
     (stage,), domain = k.body.stages, k.body.domain
     update = np.broadcast_to(evaluate(stage.expr, domain, inputs), domain)
     place = tuple(np.broadcast_to(evaluate(i, domain, inputs), domain) for i in stage.index)
     if k.stage == "integers":
         np.add.at(out, place, update)
+        return
+    if k.stage == "latest":
+        np.maximum.at(out, place, update)
         return
     x = np.ascontiguousarray(update, np.float32)
     if k.stage == "magnitudes":

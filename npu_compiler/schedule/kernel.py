@@ -246,10 +246,11 @@ class FusedLoops(Kernel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ScatterSum(Kernel):
-    """A loop nest whose points are updates, added to places that are data; the sums do not depend on their order.
+    """A loop nest whose points are updates of places that are data; the result does not depend on their order.
 
     ``body`` has one store: the update's value, and its place in the output, which is also the last input. ``stage``:
-    'integers': adds the updates to the output. 'magnitudes': the output becomes the largest magnitude of a place's
+    'integers': adds the updates to the output. 'latest': raises the output, int32, to the largest of a place's
+    updates, which are usually in ascending order. 'magnitudes': the output becomes the largest magnitude of a place's
     updates, as the bits of a float32. 'fixed_point': adds them to int64 sums, whose unit follows from the magnitudes,
     the last input but one, and leaves ``carry_bits`` for carries.
     """

@@ -350,12 +350,13 @@ def compile_cases(cases: Sequence[Case]) -> Batch:
     return batch
 
 
-def check(case: Case, got: Sequence[np.ndarray], summing: bool) -> None:
+def check(case: Case, got: Sequence[np.ndarray], summing: bool, partial_sum: float = 0.0) -> None:
     """The gate. ``AssertionError`` with the worst element where a result differs from PyTorch's by more than allowed.
 
     Integers and bools are equal. Floats have infinities and NaN where PyTorch has them, and elsewhere an error against
     the float64 result of at most 1.1 x eager's worst in that tensor plus 2 units in the last place (1 for half types);
-    results of sums get 4 float32 units of the largest magnitude involved, since the order of a sum is free.
+    results of sums get 4 float32 units of the largest magnitude involved, since the order of a sum is free, and one of
+    ``partial_sum``.
     """
     for number, (out, eager, exact) in enumerate(zip(got, case.eager, case.reference, strict=True)):
         where = f"{case} {case.sample} result {number}"
@@ -372,7 +373,7 @@ def check(case: Case, got: Sequence[np.ndarray], summing: bool) -> None:
         same = np.array_equal(out[special], want[special], equal_nan=True) and np.isfinite(out[~special]).all()
         assert same, f"{where}: NaN or infinities differ\n{out}\n{want}"
         wide = np.where(exact.isfinite(), exact.double(), want)
-        summed = max(map(largest, (exact, *case.encoded[0]))) if summing else 0.0
+        summed = max(partial_sum / 4, *map(largest, (exact, *case.encoded[0]))) if summing else 0.0
         out, want, wide = (x[~special] for x in (out, want, wide))
         check_errors(where, dtypes.parse(eager.dtype), out, want, wide, summed)
 

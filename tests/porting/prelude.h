@@ -23,6 +23,7 @@ struct bf16 { uint16_t bits; };
 
 INLINE float f32_of_bits(uint u) { float x; memcpy(&x, &u, 4); return x; }
 INLINE uint bits_of_f32(float x) { uint u; memcpy(&u, &x, 4); return u; }
+INLINE int64_t bits_of_f64(double x) { int64_t u; memcpy(&u, &x, 8); return u; }
 INLINE f16 f16_of_bits(uint16_t u) { f16 x; x.bits = u; return x; }
 INLINE float to_f32(f16 x) { _Float16 h; memcpy(&h, &x, 2); return (float)h; }
 INLINE f16 to_f16(float x) { _Float16 h = (_Float16)x; f16 y; memcpy(&y, &h, 2); return y; }

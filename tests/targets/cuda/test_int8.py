@@ -189,6 +189,22 @@ def test_layers_compile(name: str, target: str) -> None:
         assert ("RESULT_STAGES = 1" in kernels) == (target == "cuda:sm_90"), "TMA stores bytes"
 
 
+class Product(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch._int_mm(x, y)
+
+
+@cuda_gpu.compiles()
+@pytest.mark.parametrize("left", [torch.int8, torch.uint8])
+def test_products_of_two_activations_are_multiplied_by_matrix_units(left: torch.dtype) -> None:
+    x, y = torch.ones(64, 128, dtype=left), torch.ones(128, 64, dtype=torch.int8)
+    for right in (y, y.t().contiguous().t()):
+        program = npu_compiler.compile(npu_compiler.capture(Product(), (x, right)), "cuda:sm_90")
+        kinds = [c.kind for c in program.entries["main"].calls]
+        assert kinds[-1] == "gemm", "the zero point is subtracted in the epilogue"
+        assert 'tma_gemm.h"' in program.sources["kernels.cu"]
+
+
 @IN_FULL
 @pytest.mark.parametrize("name", CASES)
 def test_layers_on_the_cpu(name: str) -> None:

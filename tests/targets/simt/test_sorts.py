@@ -20,7 +20,7 @@ from ...support import cuda_gpu
 from ...support.metal_backend import EmulatedMetal
 
 # shape, dim, k: a simd works on a row, from registers or from memory; a group does; rows are strided; sections are
-# merged, of which the first may be short, and the last
+# merged, of which the first may be short, and the last; parts of a subgroup, a subgroup or several sort a row
 Case = tuple[tuple[int, ...], int, int]
 CASES: list[Case] = [
     ((3, 70), -1, 2),
@@ -30,6 +30,9 @@ CASES: list[Case] = [
     ((4999, 2), 0, 3),
     ((5001, 2), 0, 40),
     ((2, 300), 1, 100),
+    ((9, 5), 1, 5),
+    ((2, 40), 1, 40),
+    ((3, 600), 1, 600),
     ((1, 9001), -1, 300),
     ((2, 2500, 3), 1, 2500),
 ]

@@ -120,12 +120,15 @@ def long_scan() -> Graph:
     return g
 
 
-def scattered(dtype: str) -> Callable[[], Graph]:
+def scattered(dtype: str, mode: str = "add") -> Callable[[], Graph]:
+    """A place for each row, to which rows are added, or for each element, which is stored."""
+
     def make() -> Graph:
         g = Graph("scattered")
-        base, source, places = g.input("base", (9, 5), dtype), g.input("source", (70, 5), dtype), g.const(PLACES)
-        idx = (expr.load(0, "int64", (expr.index(0),)), expr.index(1))
-        g.outputs = [("y", g.scatter(base, source, [places], idx, "add"))]
+        base, source = g.input("base", (9, 5), dtype), g.input("source", (70, 5), dtype)
+        places = PLACES if mode == "add" else PLACES[:, None] ^ np.arange(5)
+        place = expr.load(0, "int64", [expr.index(d) for d in range(places.ndim)])
+        g.outputs = [("y", g.scatter(base, source, [g.const(places % 9)], (place, expr.index(1)), mode))]
         return g
 
     return make
@@ -134,7 +137,7 @@ def scattered(dtype: str) -> Callable[[], Graph]:
 def long_row(k: int) -> Callable[[], Graph]:
     def make() -> Graph:
         g = Graph("long_row")
-        values, places = g.sort(g.input("x", (2, 2500, 3), "float32"), 1, True, k)
+        values, places = g.sort(g.input("x", (2, 5000, 3), "float32"), 1, True, k)
         g.outputs = [("values", values), ("places", places)]
         return g
 
@@ -157,6 +160,13 @@ def columns_of_results(lines: int = 64) -> Graph:
     g = Graph("columns")
     x, w = g.input("x", (2, lines, 4096 // lines, 4), "float32"), g.weight("w", (32, 1, 1, 4), "float32")
     g.outputs = [("y", g.conv2d(x, w, (1, 1), (0, 0, 0, 0), (1, 1), 1).cast("float16").permute(0, 3, 1, 2))]
+    return g
+
+
+def product_of_integers() -> Graph:
+    g = Graph("product_of_integers")
+    x, y = g.input("x", (20, 24), "int8"), g.input("y", (24, 40), "int8")
+    g.outputs = [("sums", x.matmul(y))]
     return g
 
 
@@ -216,6 +226,7 @@ EXAMPLES = [
     Example("pack_in_products", "cpu:avx2", on_graph(lambda: small_products("bfloat16", True))),
     Example("fuse_decode_attention", "cuda", "bfloat16"),
     Example("fuse_decode_attention", "metal", "float32"),
+    Example("transpose_operands", "cuda", on_graph(product_of_integers)),
     Example("fuse_copies", "cuda", on_graph(quantised_image)),
     Example("transpose_results", "cuda", on_graph(columns_of_results)),
     Example("transpose_results", "cuda", on_graph(lambda: columns_of_results(1))),
@@ -238,7 +249,9 @@ EXAMPLES = [
     Example("split_scan", "metal", on_graph(long_scan)),
     Example("scatter_sums", "cuda", on_graph(scattered("float32"))),
     Example("scatter_sums", "metal", on_graph(scattered("int64"))),
-    Example("split_sort", "cuda", on_graph(long_row(2500))),
+    Example("scatter_latest", "cuda", on_graph(scattered("float32", "set"))),
+    Example("scatter_latest", "metal", on_graph(scattered("bfloat16", "set"))),
+    Example("split_sort", "cuda", on_graph(long_row(5000))),
     Example("split_sort", "metal", on_graph(long_row(300))),
     Example("fold_row_scale", "cuda", on_graph(scaled_rows)),
     Example(

@@ -339,6 +339,7 @@ INLINE bool m_isinf(float x) { return fabsf(x) == __int_as_float(0x7f800000); }
 INLINE bool m_isinf(double x) { return fabs(x) == __longlong_as_double(0x7ff0000000000000LL); }
 INLINE float f32_of_bits(uint u) { return __uint_as_float(u); }
 INLINE uint bits_of_f32(float x) { return __float_as_uint(x); }
+INLINE int64_t bits_of_f64(double x) { return __double_as_longlong(x); }
 #if __CUDA_ARCH__ >= 890
 #define HAS_E4M3 1
 INLINE float f32_of_e4m3(uint code) {

@@ -6,6 +6,10 @@
 // (J. Demmel and H. D. Nguyen, "Parallel Reproducible Summation", 2015, describe such sums for one place.)
 #pragma once
 
+INLINE void raise_number(DEVICE int* number, int x) {
+  if (atomic_load(number) < x) atomic_max(number, x);
+}
+
 // Raises the magnitude of a place, the bits of its largest update without the sign, so that NaN > infinity > numbers.
 // CROWDED: places have many updates, of which few raise it.
 template <bool CROWDED> INLINE void raise_magnitude(DEVICE int* magnitude, float x) {

@@ -1,5 +1,5 @@
-// Sorts along one dim. Short rows: each thread counts the elements that precede its own. Long rows: sections are sorted
-// and then merged pairwise, one kernel per round. Top-k of a small k: k rounds of selection. All kernels are stable.
+// Sorts along one dim. Short rows are sorted by a network. Long rows: sections are sorted and then merged pairwise, one
+// kernel per round. Top-k of a small k: k rounds of selection. All kernels are stable.
 //
 // Types: T, the storage of an element; R, the register in which it is compared; X, Y and P, the positions in memory of
 // the rows of the input, of the results and of their places: row(n), the offset of row n in elements, and STEP, the
@@ -38,24 +38,122 @@ template <class C, class R> INLINE bool before(R a, R b) {
   return C::DESCENDING ? sorts_after(a, b) : sorts_before(a, b);
 }
 
-// A thread counts the elements of its row, or of its SECTION of the row, that precede its own. This count is its place.
-// Constants: ROWS; N, elements of a row; SECTION; KEPT, how many elements of each section are stored; THREADS.
+// An integer in the order of x: NaN is the largest, and both zeros are equal.
+INLINE int sort_key(int x) { return x; }
+INLINE int64_t sort_key(int64_t x) { return x; }
+INLINE int sort_key(float x) {
+  const int bits = (int)bits_of_f32(x == 0 ? 0.0f : x);
+  return x != x ? 0x7fffffff : bits ^ (bits >> 31 & 0x7fffffff);
+}
+#ifdef HAS_DOUBLE
+INLINE int64_t sort_key(double x) {
+  const int64_t bits = bits_of_f64(x == 0 ? 0.0 : x);
+  return x != x ? 0x7fffffffffffffff : bits ^ (bits >> 63 & 0x7fffffffffffffff);
+}
+#endif
+
+// A bitonic network sorts SECTION elements, a power of two: thread t of a TEAM has elements t * EACH .. of the order.
+// It exchanges them between its registers, between lanes and, through shared memory, between subgroups. Equal keys are
+// ordered by their places, so that the sort is stable.
+//
+// (K. Batcher, "Sorting networks and their applications", 1968.)
+template <class C> struct Bitonic {
+  typedef typename C::Key Key;
+  CONSTANTS int EACH = C::EACH, TEAM = C::SECTION / C::EACH;
+  Key key[EACH];
+  int place[EACH];
+
+  static INLINE bool follows(Key a, int i, Key b, int j) { return a > b || (a == b && i > j); }
+
+  // Orders pairs of registers whose distances are `distance` and all smaller powers of two. Elements whose numbers have
+  // bit `size` are in descending order.
+  INLINE void within(int t, int distance, int size) {
+#pragma unroll
+    for (int d = EACH / 2; d > 0; d >>= 1) {
+      if (d > distance) continue;
+#pragma unroll
+      for (int e = 0; e < EACH; e++) {
+        if (e & d) continue;
+        const bool ascends = ((t * EACH + e) & size) == 0;
+        const Key low = key[e], high = key[e | d];
+        const int low_place = place[e], high_place = place[e | d];
+        const bool swap = follows(low, low_place, high, high_place) == ascends;
+        key[e] = swap ? high : low;
+        key[e | d] = swap ? low : high;
+        place[e] = swap ? high_place : low_place;
+        place[e | d] = swap ? low_place : high_place;
+      }
+    }
+  }
+
+  // Keeps one of this thread's element e and the same element of its partner.
+  INLINE void keep(int e, Key other, int at, bool first) {
+    const bool take = follows(key[e], place[e], other, at) == first;
+    key[e] = take ? other : key[e];
+    place[e] = take ? at : place[e];
+  }
+  INLINE void between_lanes(int mask, bool first) {
+#pragma unroll
+    for (int e = 0; e < EACH; e++) keep(e, subgroup_xor(key[e], mask), subgroup_xor(place[e], mask), first);
+  }
+  INLINE void between_subgroups(int mask, bool first, SMEM Key* keys, SMEM int* places, int tid) {
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+      keys[e * C::THREADS + tid] = key[e];
+      places[e * C::THREADS + tid] = place[e];
+    }
+    barrier();
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+      const int from = e * C::THREADS + (tid ^ mask);
+      keep(e, keys[from], places[from], first);
+    }
+    barrier();
+  }
+
+  INLINE void sort(SMEM Key* keys, SMEM int* places, int tid) {
+    const int t = tid % TEAM;
+#pragma unroll
+    for (int size = 2; size <= EACH; size <<= 1) within(t, size / 2, size);
+    for (int size = 2 * EACH; size <= C::SECTION; size <<= 1) {
+      const bool ascends = (t * EACH & size) == 0;
+      for (int mask = size / EACH / 2; mask > 0; mask >>= 1) {
+        const bool first = ((t & mask) == 0) == ascends;
+        if (TEAM > 32 && mask >= 32) between_subgroups(mask, first, keys, places, tid);
+        else between_lanes(mask, first);
+      }
+      within(t, EACH / 2, size);
+    }
+  }
+};
+
+// Sorts the sections of SECTION elements of rows of N, and stores the first KEPT elements of each. keys, places:
+// [THREADS * EACH] if several subgroups sort a section together. Constants: ROWS N SECTION KEPT EACH THREADS DESCENDING.
 template <class C>
 INLINE void sort_sections(
-    DEVICE const typename C::T* x, DEVICE typename C::T* y, DEVICE typename C::Place* places, Thread at) {
-  typedef typename C::R R;
-  const int n = at.workgroup * C::THREADS + at.tid;
-  if (n >= C::ROWS * C::N) return;
-  const int i = n % C::N, row = n / C::N, begin = i / C::SECTION * C::SECTION;
-  const int end = begin + C::SECTION < C::N ? begin + C::SECTION : C::N;
-  DEVICE const typename C::T* const from = x + C::X::row(row);
-  const R mine = (R)widen(from[(int64_t)i * C::X::STEP]);
-  int place = 0;
-  for (int j = begin; j < end; j++) {
-    const R other = (R)widen(from[(int64_t)j * C::X::STEP]);
-    place += (int)(before<C>(other, mine) || (!before<C>(mine, other) && j < i));
+    DEVICE const typename C::T* x, DEVICE typename C::T* y, DEVICE typename C::Place* origins,
+    SMEM typename C::Key* keys, SMEM int* places, Thread at) {
+  constexpr int SECTIONS = (C::N + C::SECTION - 1) / C::SECTION, TEAM = C::SECTION / C::EACH;
+  const int job = (at.workgroup * C::THREADS + at.tid) / TEAM, row = job / SECTIONS, section = job % SECTIONS;
+  const int t = at.tid % TEAM, begin = section * C::SECTION, count = row < C::ROWS ? C::N - begin : 0;
+  DEVICE const typename C::T* const from = x + C::X::row(row) + (int64_t)begin * C::X::STEP;
+  Bitonic<C> b;
+#pragma unroll
+  for (int e = 0; e < C::EACH; e++) {
+    const int i = e * TEAM + t;
+    typename C::Key key = 0;
+    if (i < count) key = sort_key((typename C::R)widen(from[(int64_t)i * C::X::STEP]));
+    b.key[e] = i < count ? (C::DESCENDING ? ~key : key) : C::LAST;
+    b.place[e] = i;  // elements that are not there have the last places
   }
-  if (place < C::KEPT) put<C>(y, places, row, begin / C::SECTION * C::KEPT + place, mine, i);
+  b.sort(keys, places, at.tid);
+#pragma unroll
+  for (int e = 0; e < C::EACH; e++) {
+    const int to = t * C::EACH + e;
+    if (to < count && to < C::KEPT)
+      put<C>(y, origins, row, section * C::KEPT + to, (typename C::R)widen(from[(int64_t)b.place[e] * C::X::STEP]),
+             begin + b.place[e]);
+  }
 }
 
 // Merges pairs of sorted runs of RUN elements in rows [ROWS, N], and keeps the first KEPT elements of each merged run.

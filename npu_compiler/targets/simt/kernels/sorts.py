@@ -1,5 +1,5 @@
-"""Sorts: sizes for ``kernels/sort.h``. Short rows are sorted by counting preceding elements, long ones by merging
-sorted runs, one kernel per round. A top-k of small k is selected in k rounds instead."""
+"""Sorts: sizes for ``kernels/sort.h``. Short rows are sorted by a workgroup or a part of one, long ones in sections,
+which are then merged, one kernel per round. A top-k of small k is selected in k rounds instead."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from ..lang.function import Function, blocks
 from ..lang.scalar import ctype, kind_of
 
 THREADS = 128
+EACH = 8  # the most elements that a thread keeps in registers
+TEAMS = 256  # threads of a workgroup that sorts several rows
+MAX_SECTION = 4096  # the longest section, whose keys and places take 32 KiB
+LARGEST = {"int": 2**31 - 1, "int64_t": 2**63 - 1}
 # Selection is chosen for at most FEW_SELECTED elements, which takes little time, or for MANY_ROWS rows, which occupy
 # all units.
 FEW_SELECTED, MANY_ROWS = 4, 64
@@ -39,9 +43,23 @@ def emit_sort(kernel: Sort, dialect: Dialect) -> Emission:
         return f.finish(0, THREADS)
     if not section and selects_topk(kernel):
         return _emit_topk(f, kernel)
-    sizes = dict(ROWS=count // n, N=n, SECTION=section or n, KEPT=kept, THREADS=THREADS)
-    _sort(f, kernel, "sort_sections", 1 if section else kernel.axis, sizes)
-    return f.finish(blocks(count, THREADS), THREADS)
+    key = "int64_t" if x.dtype in ("int64", "float64") else "int"
+    section = section or 1 << (n - 1).bit_length()
+    each = min(max(1, section // SUBGROUP), EACH)
+    team = section // each  # threads that sort a section
+    threads = max(team, TEAMS)
+    sections = count // n * blocks(n, section)
+    arrays = ["nullptr", "nullptr"]
+    if team > SUBGROUP:
+        arrays = [f.array(key, "keys", threads * each), f.array("int", "places", threads * each)]
+    sizes = dict(ROWS=count // n, N=n, SECTION=section, KEPT=kept, EACH=each, THREADS=threads, LAST=LARGEST[key])
+    _sort(f, kernel, "sort_sections", 1 if kernel.section else kernel.axis, sizes, *arrays, Key=key)
+    return f.finish(blocks(sections * team, threads), threads)
+
+
+def section_of(dtype: str) -> int:
+    """Return the number of elements that a workgroup sorts at once: their keys and places are in shared memory."""
+    return MAX_SECTION // 2 if dtype in ("int64", "float64") else MAX_SECTION
 
 
 def emit_sort_merge(kernel: MergeRuns, dialect: Dialect) -> Emission:
@@ -72,12 +90,14 @@ def _emit_topk(f: Function, kernel: Sort) -> Emission:
     return f.finish(rows if by_workgroup else blocks(rows, threads // SUBGROUP), threads)
 
 
-def _sort(f: Function, kernel: Sort | MergeRuns, template: str, axis: int, sizes: dict[str, int], *arrays: str) -> None:
+def _sort(
+    f: Function, kernel: Sort | MergeRuns, template: str, axis: int, sizes: dict[str, int], *arrays: str, **types: str
+) -> None:
     """Instantiate a template of ``sort.h``. Results are stored along ``axis`` of the outputs."""
     x, (y, places) = kernel.inputs[0], kernel.outputs
     along = kernel.axis if isinstance(kernel, Sort) else 1
     rows = {"X": f.rows("x", x, along), "Y": f.rows("y", y, axis), "P": f.rows("p", places, axis)}
-    ctypes = {"T": ctype(x.dtype), "R": kind_of(x.dtype), "Place": ctype(places.dtype)}
+    ctypes = {"T": ctype(x.dtype), "R": kind_of(x.dtype), "Place": ctype(places.dtype), **types}
     values = {**sizes, "DESCENDING": kernel.descending}
     operands = [f.pointer(n) for n in (*range(len(kernel.inputs)), ~0, ~1)]
     f.template(template, "sort.h", {**ctypes, **rows}, values, *operands, *arrays)

@@ -33,7 +33,8 @@ def vector_width(
     """Return the number of neighbours along ``lane`` that every access can load or store as one vector, or 1.
 
     Vectors have up to 16 bytes, or up to ``max_width`` elements if given. Operands from number ``registers`` on are in
-    registers. If the dim is short, or a copy's loads are near each other, loads may also be gathered.
+    registers. If the dim is short, or a copy's loads are near each other or at constant places, loads may also be
+    gathered.
     """
     widest = max_width or 8
     found: set[Expr] = {x for s in steps for e in s.exprs() for x in expr.walk(e) if x.op == "load"}
@@ -46,6 +47,8 @@ def vector_width(
             continue
         if not inside and 1 < c <= NEAR and len(found) == 2 and x.value.operand >= 0 and not x.value.guarded:
             widest = min(widest, NEAR_BYTES // dtypes.DTYPES[x.dtype].size)
+            continue
+        if inside and x.value.operand >= 0 and not x.value.guarded and _from_tables(kernel, inside):
             continue
         if inside or c not in (0, 1):
             return 1
@@ -61,6 +64,12 @@ def vector_width(
     while n % widest:
         widest //= 2
     return max(widest, 1) if any(affine.affine(x.args[0]).coefficient(lane) for x in found) else 1
+
+
+def _from_tables(kernel: Kernel, places: Sequence[Expr]) -> bool:
+    """Whether all data in ``places`` are constants, such as those of a resized image: neighbours are near each other."""
+    loads = (y for place in places for y in expr.walk(place) if y.op == "load")
+    return all(y.value.operand >= 0 and kernel.inputs[y.value.operand].buffer.kind in ("const", "weight") for y in loads)
 
 
 def store_width(nest: Nest, kernel: Kernel, lane: int) -> int:

@@ -20,6 +20,7 @@ from .fuse_decode_attention import fuse_decode_attention
 from .hoist_unpack import hoist_unpack
 from .legalize import legalize
 from .pooled_conv import pooled_conv
+from .scatter_latest import scatter_latest
 from .scatter_sums import scatter_sums
 from .split_attention import split_attention
 from .split_k import split_k
@@ -27,6 +28,7 @@ from .split_reduction import split_reduction
 from .split_rms_norm import split_rms_norm
 from .split_scan import split_scan
 from .split_sort import split_sort
+from .transpose_operands import transpose_operands
 from .transpose_results import transpose_results
 
 
@@ -40,6 +42,11 @@ def rewrites(config: TargetConfig, dialect: Dialect) -> tuple[ScheduleRewrite, .
             "fuse_decode_attention",
             "rotary embeddings, cache updates and the combination of parts join a decode step's attention",
             partial(fuse_decode_attention, dialect=dialect),
+        ),
+        ScheduleRewrite(
+            "transpose_operands",
+            "right operands of 8 bits are transposed if their columns are not contiguous in memory",
+            transpose_operands,
         ),
         ScheduleRewrite("fuse_copies", "copies compute their source instead of reading it", fuse_copies),
         ScheduleRewrite(
@@ -86,6 +93,9 @@ def rewrites(config: TargetConfig, dialect: Dialect) -> tuple[ScheduleRewrite, .
         ),
         ScheduleRewrite(
             "scatter_sums", "threads make many additions at places that are data in any order", scatter_sums
+        ),
+        ScheduleRewrite(
+            "scatter_latest", "the last of many updates at places that are data is found before it is made", scatter_latest
         ),
         ScheduleRewrite("split_sort", "long rows are sorted in sections, which are merged", split_sort),
         ScheduleRewrite(

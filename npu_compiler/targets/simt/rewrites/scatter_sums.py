@@ -23,14 +23,14 @@ def scatter_sums(schedule: Schedule) -> None:
     for number, k in enumerate(schedule.kernels):
         if isinstance(k, Loops):
             *first, result = new[k] = _split(schedule, k)
-            copy = _copy_before(schedule.kernels[:number], k.outputs[0])
+            copy = copy_before(schedule.kernels[:number], k.outputs[0])
             if isinstance(result, ScatterResult) and copy is not None:
                 new[copy] = []
                 new[k] = [*first, replace(result, inputs=(*result.inputs[:2], copy.inputs[0]))]
     schedule.rewrite(new)
 
 
-def _copy_before(kernels: Sequence[Kernel], out: Operand) -> Loops | None:
+def copy_before(kernels: Sequence[Kernel], out: Operand) -> Loops | None:
     """Return the last of ``kernels`` that accesses the buffer of ``out`` if it only copies another operand into ``out``
     and no later one writes that operand's buffer."""
     written: set[int] = set()
@@ -69,7 +69,7 @@ def _split(schedule: Schedule, k: Loops) -> list[Kernel]:
         magnitude, inputs=(*inputs, magnitudes, sums), outputs=(sums,), stage="fixed_point", carry_bits=bits
     )
     result = recast(k, ScatterResult, inputs=(magnitudes, sums, out), flops=0, carry_bits=bits)
-    return [_zeros(k, magnitudes, sums), magnitude, fixed, result]
+    return [zeros(k, magnitudes, sums), magnitude, fixed, result]
 
 
 def _update(k: Loops) -> Expr | None:
@@ -89,7 +89,7 @@ def _update(k: Loops) -> Expr | None:
     return None if more or reads else update
 
 
-def _zeros(k: Loops, *memory: Operand) -> Loops:
+def zeros(k: Loops, *memory: Operand) -> Loops:
     """Return a kernel that fills ``memory`` with zeros."""
     shape = memory[0].shape
     place = expr.identity_index(shape)

@@ -7,11 +7,8 @@ from dataclasses import replace
 
 from ....schedule.kernel import Kernel, MergeRuns, Operand, Sort, recast
 from ....schedule.schedule import Schedule
-from ..kernels.sorts import row_length, selects_topk
+from ..kernels.sorts import row_length, section_of, selects_topk
 from ..lang.function import blocks
-
-MAX_COUNTED = 2048  # the longest row that is sorted by counting
-SECTION = 256  # elements of a section of a longer row
 
 
 def split_sort(schedule: Schedule) -> None:
@@ -22,12 +19,13 @@ def split_sort(schedule: Schedule) -> None:
 
 def _split(schedule: Schedule, k: Sort) -> list[Kernel]:
     (x,), first, n = k.inputs, k.k, row_length(k)
-    if n <= MAX_COUNTED or not math.prod(x.shape) or not first or selects_topk(k):
+    section = section_of(x.dtype)
+    if n <= section or not math.prod(x.shape) or not first or selects_topk(k):
         return [k]
-    rows, runs, run = math.prod(x.shape) // n, blocks(n, SECTION), min(SECTION, first)
-    total = (runs - 1) * run + min(n - (runs - 1) * SECTION, run)
+    rows, runs, run = math.prod(x.shape) // n, blocks(n, section), min(section, first)
+    total = (runs - 1) * run + min(n - (runs - 1) * section, run)
     label, outputs = f"{k.label}_sections", _parts(schedule, k, rows, total)
-    kernels: list[Kernel] = [replace(k, label=label, outputs=outputs, section=SECTION, run=run)]
+    kernels: list[Kernel] = [replace(k, label=label, outputs=outputs, section=section, run=run)]
     while runs > 1:
         before, kept, inputs = run, min(2 * run, first), outputs
         last = total - (runs - 1 - (runs - 1) % 2) * run  # elements of the last pair, or of a run alone
