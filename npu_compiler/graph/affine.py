@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -89,8 +90,8 @@ def interval(e: Expr, ranges: Ranges) -> tuple[int, int] | None:
                 low += min(c * bound[0], c * bound[1])
                 high += max(c * bound[0], c * bound[1])
             return low, high
-    if e.op == "cast" and e.args[0].dtype == "bool":
-        return 0, 1
+    if e.op == "cast":
+        return (0, 1) if e.args[0].dtype == "bool" else _selected(e.args[0])
     if e.op == "abs":
         bound = interval(e.args[0], ranges)
         return bound and (max(0, bound[0], -bound[1]), max(-bound[0], bound[1]))
@@ -107,6 +108,23 @@ def interval(e: Expr, ranges: Ranges) -> tuple[int, int] | None:
     return _combine(e.op, a, b)
 
 
+def _selected(e: Expr) -> tuple[int, int] | None:
+    """Return integers that bound ``where(x >= low & x <= high, x, other)``, whose x is not NaN then, else None."""
+    if e.op != "where" or e.args[2].op != "const" or not math.isfinite(e.args[2].value):
+        return None
+    condition, x, other = e.args
+    parts, bounds = [condition], {}
+    while parts:
+        part = parts.pop()
+        if part.op == "and":
+            parts += part.args
+        elif part.op in ("ge", "le") and part.args[0] is x and part.args[1].op == "const":
+            bounds[part.op] = part.args[1].value
+    if len(bounds) < 2 or not all(map(math.isfinite, bounds.values())):
+        return None
+    return math.floor(min(bounds["ge"], other.value)), math.ceil(max(bounds["le"], other.value))
+
+
 def _sides(e: Expr, ranges: Ranges) -> tuple[int | None, int | None]:
     """Return the lower and the upper bound of an int64 expression; None: unknown. Two clamps bound what is read."""
     if e.op not in ("minimum", "maximum"):
@@ -121,9 +139,9 @@ def _sides(e: Expr, ranges: Ranges) -> tuple[int | None, int | None]:
 def fits_int32(e: Expr, ranges: Ranges) -> bool:
     """Whether an int64 index expression can be computed in int32: it and its operands fit in 32 bits over ``ranges``.
 
-    A value that is read or converted has 64 bits, and what is computed from it fits only if it is clamped.
+    A value that is read has 64 bits, and what is computed from it fits only if it is clamped.
     """
-    if e.op in ("load", "stage", "cast"):
+    if e.op in ("load", "stage"):
         return False
     bounds = [interval(x, ranges) for x in (e, *e.args) if x.dtype == "int64"]
     return all(b is not None and INT32[0] <= b[0] and b[1] <= INT32[1] for b in bounds)

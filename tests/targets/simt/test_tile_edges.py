@@ -168,6 +168,10 @@ VECTORS: Cases = {
     "images": lambda: (nn.Conv2d(3, 16, 7, 2, 3), (torch.randn(8, 3, 13, 15),)),
     "depthwise": lambda: conv(10, 24, 24, kernel_size=5, padding=2, groups=24),
     "depthwise-stride": lambda: conv(13, 12, 12, kernel_size=3, stride=2, dilation=2, padding=1, groups=12),
+    "grid": lambda: (Call(F.grid_sample), (torch.randn(2, 4, 5, 6), torch.rand(2, 7, 9, 2) * 3 - 1.5)),
+    "repeated": lambda: (nn.Upsample(scale_factor=(2, 1, 3)), (torch.randn(1, 3, 3, 4, 5),)),
+    "enlarged": lambda: (nn.Upsample((7, 12)), (torch.randn(1, 3, 5, 5),)),
+    "differences": lambda: (Call(lambda x: (x.diff(), x[0].diff())), (torch.randn(4, 300),)),
     "pixels": lambda: (Call(lambda x: F.pad(x, (1, 2, 3, 0)).permute(0, 2, 3, 1) * 2), (torch.randn(4, 4, 9, 21),)),
 }
 

@@ -17,7 +17,7 @@ from .scatter import THREADS, accumulate, emit_updates, is_elementwise, stores_r
 from .transposed import emit_transposed, transposition
 
 # A thread gathers POINTS_PER_THREAD vectors if there are at least MIN_UNROLLED_VECTORS.
-POINTS_PER_THREAD, MIN_UNROLLED_VECTORS = 4, 1 << 21
+POINTS_PER_THREAD, MIN_UNROLLED_VECTORS = 4, 1 << 20
 THREAD_REDUCTION = 16  # the most points that one thread reduces
 SUBGROUP_REDUCTION = 2048  # the most points that a subgroup reduces; a workgroup reduces more
 
@@ -54,7 +54,7 @@ def _points_of(nest: Nest, function: Function, kernel: Kernel, s: Scalars, workg
     order = point_order(nest)
     width = store_width(nest, kernel, order[-1]) if order else 1
     count = nest.points(order) // width
-    if _gathers(nest, order, width) and MIN_UNROLLED_VECTORS <= count < 2**31:
+    if MIN_UNROLLED_VECTORS <= count < 2**31 and _stores_little(nest, width):
         return _unrolled_points(nest, function, s, order, width, workgroup)
     out = function.lines
     flat = "uint64_t" if count >= 2**31 else "uint"
@@ -67,41 +67,65 @@ def _points_of(nest: Nest, function: Function, kernel: Kernel, s: Scalars, workg
     return blocks(count, THREADS)
 
 
-def _gathers(nest: Nest, order: list[int], width: int) -> bool:
-    """Whether a thread gathers single elements for one short vector store, and the outermost dim can be unrolled."""
+def _stores_little(nest: Nest, width: int) -> bool:
+    """Whether a thread has one vector of up to 8 bytes to store, so that few loads are in flight, and can load the
+    elements of several ones without branches."""
     (step, *others) = nest.steps
-    if others or step.target is None or width == 1 or width * dtypes.DTYPES[step.target.dtype].size not in (4, 8):
+    if others or step.target is None or width * dtypes.DTYPES[step.target.dtype].size > 8:
         return False
     loads = [x for x in expr.walk(step.value) if x.op == "load"]
-    if any(0 in o.shape for o in nest.inputs) or any(x.value.checks for x in loads):
+    if any(0 in o.shape for o in nest.inputs) or any(x.value.checks for x in (*loads, step.target)):
         return False  # skipped loads could not read the first element instead
-    gathered = any(affine.affine(x.args[0]).coefficient(order[-1]) > 1 for x in loads)
-    return gathered and len(order) > 1 and nest.size[order[0]] % POINTS_PER_THREAD == 0
+    written = {o.buffer.id for o in nest.outputs}
+    return bool(loads) and not any(nest.inputs[x.value.operand].buffer.id in written for x in loads)
 
 
 def _unrolled_points(nest: Nest, function: Function, s: Scalars, order: list[int], width: int, workgroup: str) -> int:
-    """Emit points such that a thread has several of them, apart along the outermost dim, so that more loads are in
-    flight. All stores follow the last load."""
-    (step,), out, outer = nest.steps, function.lines, order[0]
+    """Emit points such that a thread has several of them, so that more loads are in flight: apart along a dim that can
+    be divided, or by the size of a workgroup. All stores follow the last load."""
+    (step,), out = nest.steps, function.lines
     assert step.target is not None
-    apart, count = nest.size[outer] // POINTS_PER_THREAD, nest.points(order) // width // POINTS_PER_THREAD
+    count, outer = nest.points(order) // width, _divided_dim(nest, order, step.value, width)
+    threads = blocks(count, POINTS_PER_THREAD * THREADS) * THREADS if outer is None else count // POINTS_PER_THREAD
     vector = f"Vec<{dtypes.DTYPES[step.target.dtype].ctype}, {width}>"
-    out.add(f"const uint f = (uint){workgroup} * {THREADS}u + (uint)tid;")
-    if count % THREADS:
-        out.add(f"if (f >= {count}u) return;")
-    decode(s, nest, order, "f", width)
-    out.add(f"const int first = i{outer};", f"{vector} made0[{POINTS_PER_THREAD}];")
-    out.add(f"int64_t place0[{POINTS_PER_THREAD}];", "#pragma unroll")
+    point = f"((uint){workgroup} * {POINTS_PER_THREAD}u + (uint)slot) * {THREADS}u + (uint)tid"
+    if outer is not None:
+        order = [outer, *(d for d in order if d != outer)]
+        out.add(f"const uint f = (uint){workgroup} * {THREADS}u + (uint)tid;")
+        if threads % THREADS:
+            out.add(f"if (f >= {threads}u) return;")
+        decode(s, nest, order, "f", width)
+        out.add(f"const int first = i{outer};")
+    out.add(f"{vector} made0[{POINTS_PER_THREAD}];", f"int64_t place0[{POINTS_PER_THREAD}];", "#pragma unroll")
     s.straight = True
     with s.scope(f"for (int slot = 0; slot < {POINTS_PER_THREAD}; slot++) {{"):
-        out.add(f"const int i{outer} = first + slot * {apart};")
+        if outer is not None:
+            out.add(f"const int i{outer} = first + slot * {nest.size[outer] // POINTS_PER_THREAD};")
+        else:  # the last threads compute the last point again
+            out.let("uint", "f", f"{point} < {count}u ? {point} : {count - 1}u")
+            decode(s, nest, order, "f", width)
         Points(s, nest, order[-1], width).run(nest.steps, slot="slot")
     out.add("#pragma unroll")
     pointer = s.pointers[~step.output]
     store = f"*(DEVICE {vector}*)({pointer} + place0[slot]) = made0[slot];"
+    store = f"if ({point} < {count}u) {store}" if outer is None else store
     out.add(f"for (int slot = 0; slot < {POINTS_PER_THREAD}; slot++) {store}")
     function.checks |= s.checks
-    return blocks(count, THREADS)
+    return blocks(threads, THREADS)
+
+
+def _divided_dim(nest: Nest, order: list[int], value: expr.Expr, width: int) -> int | None:
+    """Return the dim along which a thread's points have most in common, so that the compiler computes it once. A
+    subgroup still stores neighbours."""
+
+    def usable(n: int) -> bool:
+        inner = order[n + 1 :]
+        return bool(inner) and nest.points(inner) >= SUBGROUP * width and nest.size[order[n]] % POINTS_PER_THREAD == 0
+
+    def differs(d: int) -> int:
+        return sum(any(y is expr.index(d) for y in expr.walk(x)) for x in expr.walk(value))
+
+    return min((d for n, d in enumerate(order) if usable(n)), key=differs, default=None)
 
 
 def is_pointwise(kernel: Loops) -> bool:

@@ -52,20 +52,35 @@ INLINE int64_t sort_key(double x) {
 }
 #endif
 
-// A bitonic network sorts SECTION elements, a power of two: thread t of a TEAM has elements t * EACH .. of the order.
-// It exchanges them between its registers, between lanes and, through shared memory, between subgroups. Equal keys are
-// ordered by their places, so that the sort is stable.
+// An element's key and place in one integer, or in two if there is no integer of that size: Item. Elements of 16 bits
+// have keys whose low 13 bits do not matter, after a shift for integers.
+struct WideItem {
+  int64_t key;
+  int place;
+};
+enum { PLACE_BITS = 13 };
+INLINE void make_item(THREAD int& item, int key, int place) { item = (key >> PLACE_BITS << PLACE_BITS) | place; }
+INLINE void make_item(THREAD int64_t& item, int key, int place) { item = (int64_t)key << 32 | place; }
+INLINE void make_item(THREAD WideItem& item, int64_t key, int place) { item.key = key; item.place = place; }
+INLINE int place_of(int item) { return item & ((1 << PLACE_BITS) - 1); }
+INLINE int place_of(int64_t item) { return (int)item; }
+INLINE int place_of(WideItem item) { return item.place; }
+INLINE bool follows(int a, int b) { return a > b; }
+INLINE bool follows(int64_t a, int64_t b) { return a > b; }
+INLINE bool follows(WideItem a, WideItem b) { return a.key > b.key || (a.key == b.key && a.place > b.place); }
+INLINE WideItem subgroup_xor(WideItem x, int mask) { return {subgroup_xor(x.key, mask), subgroup_xor(x.place, mask)}; }
+
+// A bitonic network sorts SECTION items, a power of two: thread t of a TEAM has items t * EACH .. of the order. It
+// exchanges them between its registers, between lanes and, through shared memory, between subgroups. No two items are
+// equal, because their places differ, so that the sort is stable.
 //
 // (K. Batcher, "Sorting networks and their applications", 1968.)
 template <class C> struct Bitonic {
-  typedef typename C::Key Key;
+  typedef typename C::Item Item;
   CONSTANTS int EACH = C::EACH, TEAM = C::SECTION / C::EACH;
-  Key key[EACH];
-  int place[EACH];
+  Item item[EACH];
 
-  static INLINE bool follows(Key a, int i, Key b, int j) { return a > b || (a == b && i > j); }
-
-  // Orders pairs of registers whose distances are `distance` and all smaller powers of two. Elements whose numbers have
+  // Orders pairs of registers whose distances are `distance` and all smaller powers of two. Items whose numbers have
   // bit `size` are in descending order.
   INLINE void within(int t, int distance, int size) {
 #pragma unroll
@@ -75,43 +90,31 @@ template <class C> struct Bitonic {
       for (int e = 0; e < EACH; e++) {
         if (e & d) continue;
         const bool ascends = ((t * EACH + e) & size) == 0;
-        const Key low = key[e], high = key[e | d];
-        const int low_place = place[e], high_place = place[e | d];
-        const bool swap = follows(low, low_place, high, high_place) == ascends;
-        key[e] = swap ? high : low;
-        key[e | d] = swap ? low : high;
-        place[e] = swap ? high_place : low_place;
-        place[e | d] = swap ? low_place : high_place;
+        const Item low = item[e], high = item[e | d];
+        const bool swap = follows(low, high) == ascends;
+        item[e] = swap ? high : low;
+        item[e | d] = swap ? low : high;
       }
     }
   }
 
-  // Keeps one of this thread's element e and the same element of its partner.
-  INLINE void keep(int e, Key other, int at, bool first) {
-    const bool take = follows(key[e], place[e], other, at) == first;
-    key[e] = take ? other : key[e];
-    place[e] = take ? at : place[e];
-  }
+  // Keeps one of this thread's item e and the same item of its partner.
+  INLINE void keep(int e, Item other, bool first) { item[e] = follows(item[e], other) == first ? other : item[e]; }
+
   INLINE void between_lanes(int mask, bool first) {
 #pragma unroll
-    for (int e = 0; e < EACH; e++) keep(e, subgroup_xor(key[e], mask), subgroup_xor(place[e], mask), first);
+    for (int e = 0; e < EACH; e++) keep(e, subgroup_xor(item[e], mask), first);
   }
-  INLINE void between_subgroups(int mask, bool first, SMEM Key* keys, SMEM int* places, int tid) {
+  INLINE void between_subgroups(int mask, bool first, SMEM Item* items, int tid) {
 #pragma unroll
-    for (int e = 0; e < EACH; e++) {
-      keys[e * C::THREADS + tid] = key[e];
-      places[e * C::THREADS + tid] = place[e];
-    }
+    for (int e = 0; e < EACH; e++) items[e * C::THREADS + tid] = item[e];
     barrier();
 #pragma unroll
-    for (int e = 0; e < EACH; e++) {
-      const int from = e * C::THREADS + (tid ^ mask);
-      keep(e, keys[from], places[from], first);
-    }
+    for (int e = 0; e < EACH; e++) keep(e, items[e * C::THREADS + (tid ^ mask)], first);
     barrier();
   }
 
-  INLINE void sort(SMEM Key* keys, SMEM int* places, int tid) {
+  INLINE void sort(SMEM Item* items, int tid) {
     const int t = tid % TEAM;
 #pragma unroll
     for (int size = 2; size <= EACH; size <<= 1) within(t, size / 2, size);
@@ -119,7 +122,7 @@ template <class C> struct Bitonic {
       const bool ascends = (t * EACH & size) == 0;
       for (int mask = size / EACH / 2; mask > 0; mask >>= 1) {
         const bool first = ((t & mask) == 0) == ascends;
-        if (TEAM > 32 && mask >= 32) between_subgroups(mask, first, keys, places, tid);
+        if (TEAM > 32 && mask >= 32) between_subgroups(mask, first, items, tid);
         else between_lanes(mask, first);
       }
       within(t, EACH / 2, size);
@@ -127,12 +130,13 @@ template <class C> struct Bitonic {
   }
 };
 
-// Sorts the sections of SECTION elements of rows of N, and stores the first KEPT elements of each. keys, places:
-// [THREADS * EACH] if several subgroups sort a section together. Constants: ROWS N SECTION KEPT EACH THREADS DESCENDING.
+// Sorts the sections of SECTION elements of rows of N, and stores the first KEPT elements of each. items: [THREADS *
+// EACH] if several subgroups sort a section together. SHIFT: what keys are shifted by. Constants: ROWS N SECTION KEPT
+// EACH THREADS SHIFT DESCENDING.
 template <class C>
 INLINE void sort_sections(
     DEVICE const typename C::T* x, DEVICE typename C::T* y, DEVICE typename C::Place* origins,
-    SMEM typename C::Key* keys, SMEM int* places, Thread at) {
+    SMEM typename C::Item* items, Thread at) {
   constexpr int SECTIONS = (C::N + C::SECTION - 1) / C::SECTION, TEAM = C::SECTION / C::EACH;
   const int job = (at.workgroup * C::THREADS + at.tid) / TEAM, row = job / SECTIONS, section = job % SECTIONS;
   const int t = at.tid % TEAM, begin = section * C::SECTION, count = row < C::ROWS ? C::N - begin : 0;
@@ -140,19 +144,21 @@ INLINE void sort_sections(
   Bitonic<C> b;
 #pragma unroll
   for (int e = 0; e < C::EACH; e++) {
-    const int i = e * TEAM + t;
-    typename C::Key key = 0;
-    if (i < count) key = sort_key((typename C::R)widen(from[(int64_t)i * C::X::STEP]));
-    b.key[e] = i < count ? (C::DESCENDING ? ~key : key) : C::LAST;
-    b.place[e] = i;  // elements that are not there have the last places
+    const int i = e * TEAM + t;  // elements that are not there have the largest key and the last places
+    typename C::Key key = C::LAST;
+    if (i < count) {
+      const typename C::Key found = sort_key((typename C::R)widen(from[(int64_t)i * C::X::STEP]));
+      key = (C::DESCENDING ? ~found : found) << C::SHIFT;
+    }
+    make_item(b.item[e], key, i);
   }
-  b.sort(keys, places, at.tid);
+  b.sort(items, at.tid);
 #pragma unroll
   for (int e = 0; e < C::EACH; e++) {
-    const int to = t * C::EACH + e;
+    const int to = t * C::EACH + e, place = place_of(b.item[e]);
     if (to < count && to < C::KEPT)
-      put<C>(y, origins, row, section * C::KEPT + to, (typename C::R)widen(from[(int64_t)b.place[e] * C::X::STEP]),
-             begin + b.place[e]);
+      put<C>(y, origins, row, section * C::KEPT + to, (typename C::R)widen(from[(int64_t)place * C::X::STEP]),
+             begin + place);
   }
 }
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 
 from ....schedule.kernel import MergeRuns, Sort
+from ....support import dtypes
 from ..lang.dialect import SUBGROUP, Dialect
 from ..lang.emission import Emission
 from ..lang.function import Function, blocks
@@ -14,7 +15,9 @@ from ..lang.scalar import ctype, kind_of
 THREADS = 128
 EACH = 8  # the most elements that a thread keeps in registers
 TEAMS = 256  # threads of a workgroup that sorts several rows
-MAX_SECTION = 4096  # the longest section, whose keys and places take 32 KiB
+MAX_SECTION = 4096  # the longest section, whose items take up to 32 KiB
+PLACE_BITS = 13  # of an item of 32 bits, as in sort.h
+ITEM_BYTES = {"int": 4, "int64_t": 8, "WideItem": 16}
 LARGEST = {"int": 2**31 - 1, "int64_t": 2**63 - 1}
 # Selection is chosen for at most FEW_SELECTED elements, which takes little time, or for MANY_ROWS rows, which occupy
 # all units.
@@ -43,23 +46,31 @@ def emit_sort(kernel: Sort, dialect: Dialect) -> Emission:
         return f.finish(0, THREADS)
     if not section and selects_topk(kernel):
         return _emit_topk(f, kernel)
-    key = "int64_t" if x.dtype in ("int64", "float64") else "int"
+    item = _item(x.dtype)
+    key = "int64_t" if item == "WideItem" else "int"
     section = section or 1 << (n - 1).bit_length()
     each = min(max(1, section // SUBGROUP), EACH)
     team = section // each  # threads that sort a section
     threads = max(team, TEAMS)
     sections = count // n * blocks(n, section)
-    arrays = ["nullptr", "nullptr"]
-    if team > SUBGROUP:
-        arrays = [f.array(key, "keys", threads * each), f.array("int", "places", threads * each)]
-    sizes = dict(ROWS=count // n, N=n, SECTION=section, KEPT=kept, EACH=each, THREADS=threads, LAST=LARGEST[key])
-    _sort(f, kernel, "sort_sections", 1 if kernel.section else kernel.axis, sizes, *arrays, Key=key)
+    items = f.array(item, "items", threads * each, ITEM_BYTES[item]) if team > SUBGROUP else "nullptr"
+    shift = PLACE_BITS if item == "int" and not dtypes.is_float(x.dtype) else 0
+    sizes = dict(
+        ROWS=count // n, N=n, SECTION=section, KEPT=kept, EACH=each, THREADS=threads, LAST=LARGEST[key], SHIFT=shift
+    )  # fmt: skip
+    axis = 1 if kernel.section else kernel.axis
+    _sort(f, kernel, "sort_sections", axis, sizes, items, Key=key, Item=item)
     return f.finish(blocks(sections * team, threads), threads)
 
 
+def _item(dtype: str) -> str:
+    """Return the C++ type of an element's key and place."""
+    return {8: "WideItem", 4: "int64_t"}.get(dtypes.DTYPES[dtype].size, "int")
+
+
 def section_of(dtype: str) -> int:
-    """Return the number of elements that a workgroup sorts at once: their keys and places are in shared memory."""
-    return MAX_SECTION // 2 if dtype in ("int64", "float64") else MAX_SECTION
+    """Return the number of elements that a workgroup sorts at once: their items are in shared memory."""
+    return MAX_SECTION // 2 if _item(dtype) == "WideItem" else MAX_SECTION
 
 
 def emit_sort_merge(kernel: MergeRuns, dialect: Dialect) -> Emission:

@@ -67,9 +67,9 @@ def vector_width(
 
 
 def _from_tables(kernel: Kernel, places: Sequence[Expr]) -> bool:
-    """Whether all data in ``places`` are constants, such as those of a resized image: neighbours are near each other."""
-    loads = (y for place in places for y in expr.walk(place) if y.op == "load")
-    return all(y.value.operand >= 0 and kernel.inputs[y.value.operand].buffer.kind in ("const", "weight") for y in loads)
+    """Whether the data in ``places`` are constants, like those of a resized image: neighbours are near each other."""
+    loads = [y.value.operand for place in places for y in expr.walk(place) if y.op == "load"]
+    return bool(loads) and all(n >= 0 and kernel.inputs[n].buffer.kind in ("const", "weight") for n in loads)
 
 
 def store_width(nest: Nest, kernel: Kernel, lane: int) -> int:
@@ -162,8 +162,12 @@ class Points:
         """
         s, width = self.s, self.width
         if width == 1:
-            for step in steps:
-                if sink and step.target is not None:
+            for n, step in enumerate(steps):
+                if slot and step.target is not None:
+                    value = before_storage(step.value) if step.value.dtype == step.target.dtype else step.value
+                    text = storage(s.text(value, kind_of(step.target.dtype)), step.target.dtype)
+                    s.out.add(f"made{n}[{slot}].v[0] = {text};", f"place{n}[{slot}] = {s.address(step.target)};")
+                elif sink and step.target is not None:
                     s.out.add(f"{sink}{step.output or ''}[0] = {s.register(step.value)};")
                 else:
                     self._one(step, step.value, step.target, position)

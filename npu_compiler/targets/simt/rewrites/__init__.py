@@ -95,7 +95,9 @@ def rewrites(config: TargetConfig, dialect: Dialect) -> tuple[ScheduleRewrite, .
             "scatter_sums", "threads make many additions at places that are data in any order", scatter_sums
         ),
         ScheduleRewrite(
-            "scatter_latest", "the last of many updates at places that are data is found before it is made", scatter_latest
+            "scatter_latest",
+            "of many updates of a place that is data, the last one is found before it is made",
+            scatter_latest,
         ),
         ScheduleRewrite("split_sort", "long rows are sorted in sections, which are merged", split_sort),
         ScheduleRewrite(

@@ -24,7 +24,5 @@ def _two(schedule: Schedule, k: Gemm) -> tuple[Kernel, Gemm]:
     columns = schedule.memory(w.dtype, w.shape, "columns")
     index = expr.identity_index(w.shape)
     store = Stage("store", expr.load(0, w.dtype, index), output=0, index=index)
-    copy = Loops(
-        label="copy", inputs=(w,), outputs=(columns,), body=LoopBody(w.shape, (), (store,)), sources=k.sources
-    )
+    copy = Loops(label="copy", inputs=(w,), outputs=(columns,), body=LoopBody(w.shape, (), (store,)), sources=k.sources)
     return copy, replace(k, inputs=(*k.inputs[: k.rhs], columns, *k.inputs[k.rhs + 1 :]))
