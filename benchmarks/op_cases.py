@@ -39,8 +39,7 @@ REFUSALS = (
 # 4.7e-4 apart. Its CPU divides by a number, its CUDA kernel multiplies by the reciprocal. Of several updates of an
 # element, its CPU keeps the last one.
 DEFINED_BY_CPU = (
-    "aten._addmm_activation.default", "quantized_decomposed.*choose_qparams*", "aten.index_copy.default",
-    "aten.scatter.src",
+    "aten._addmm_activation.default", "quantized_decomposed.*choose_qparams*", "aten.scatter.src",
 )  # fmt: skip
 INDEXED = ("indexing", "scattering")  # what is read there may be larger than what is written
 
@@ -158,6 +157,9 @@ def _scaled(sample: Sample, factors: dict[Place, int]) -> Sample:
             shape = tuple(n * factors.get((*place, "dim", d), 1) for d, n in enumerate(x.shape))
             if x.values is not None and x.dtype is None and math.isfinite(sum(x.values)):  # drawn anew
                 x = replace(x, values=None, low=min(x.values), high=max(x.values))
+            count = math.prod(shape)
+            if x.dtype == "int64" and x.values is not None and len(set(x.values)) == len(x.values) < count:
+                x = replace(x, values=range(count - 1, -1, -1))  # indices stay distinct
             by = factors.get((*place, "high"), 1)
             return replace(x, shape=shape, layout="contiguous", low=x.low * by, high=x.high * by)
         if isinstance(x, list | tuple):

@@ -6,6 +6,7 @@ are keyword-only schema arguments. A sample is run for every dtype of its op; ``
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ class T:
     low: float = -2.0
     high: float = 2.0
     layout: str = "contiguous"
-    values: tuple[Any, ...] | None = None
+    values: Sequence[Any] | None = None
 
     def __repr__(self) -> str:
         changed = [f"{k}={v!r}" for k, v in vars(self).items() if k != "shape" and v != getattr(T, k)]

@@ -68,7 +68,7 @@ def index_copy(self: Value, dim: int, index: Value, source: Value) -> Value:
 @lowers(
     "aten.index_add.default",
     samples=(
-        *(S(*a) for a in _SLICES), S(t(3, 5), 0, places(7), t(7, 5)),
+        S(t(3, 5), 0, places(7), t(7, 5)), *(S(*a) for a in _SLICES),
         S(t(3, 5), 0, places(4, dtype="int32"), t(4, 5), alpha=2),
         S(t(2, 3), 1, places(5), t(2, 5), alpha=-1),
     ),

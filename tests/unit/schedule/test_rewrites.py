@@ -105,6 +105,14 @@ def long_sum() -> Graph:
     return g
 
 
+def long_columns() -> Graph:
+    """A vector times a matrix that is computed at run time: sums of columns, of a number of rows without a divisor."""
+    g = Graph("long_columns")
+    x, w = g.input("x", (1, 2053), "bfloat16"), g.input("w", (2053, 2048), "bfloat16")
+    g.outputs = [("y", x.matmul(w).cast("bfloat16"))]
+    return g
+
+
 def long_norm() -> Graph:
     g = Graph("long_norm")
     x = g.input("x", (2, 3, 40_000), "float32")
@@ -245,6 +253,7 @@ EXAMPLES = [
     Example("split_reduction", "cuda", on_graph(long_sum)),
     Example("split_reduction", "cuda", on_graph(long_norm)),
     Example("split_reduction", "metal", on_graph(long_sum)),
+    Example("split_reduction", "cuda", on_graph(long_columns)),
     Example("split_scan", "cuda", on_graph(long_scan)),
     Example("split_scan", "metal", on_graph(long_scan)),
     Example("scatter_sums", "cuda", on_graph(scattered("float32"))),

@@ -180,6 +180,30 @@ VECTOR_REDUCTION = 64  # the longest reduction that a thread computes for a vect
 SHORT_RUN = 8  # neighbouring elements, of fewer of which lanes read little at once
 
 
+def across_dim(nest: Nest) -> int | None:
+    """Return a row dim along which more of what is loaded is contiguous than along any reduced dim, or None."""
+    scores = dict.fromkeys(nest.order, 0)
+    for x, per_row in accesses(nest):
+        if per_row or x.value.operand < 0:
+            continue
+        form = affine.affine(x.args[0])
+        used = nest.order if form.opaque() else [d for d in nest.order if form.coefficient(d)]
+        if not set(used).isdisjoint(nest.reduction_dims):
+            for d in used:
+                scores[d] += nest.points(used) * (abs(form.coefficient(d)) == 1)
+    best_fold = max((scores[d] * (nest.size[d] > 1) for d in nest.reduction_dims), default=0)
+    rows = [d for d in nest.rows if scores[d] > best_fold and nest.size[d] >= 8]
+    return max(rows, key=lambda d: scores[d]) if rows else None
+
+
+def columns_at_once(kernel: Loops) -> int:
+    """Return the number of neighbouring rows that a thread can reduce together, because its loads are contiguous along
+    rows; 0 if they are not."""
+    nest = build_nest(kernel)
+    lane = across_dim(nest)
+    return 0 if lane is None else vector_width(nest, kernel, nest.steps, lane)
+
+
 class _Reduction:
     def __init__(self, nest: Nest, function: Function):
         self.nest, self.function, self.out = nest, function, function.lines
@@ -188,7 +212,7 @@ class _Reduction:
         self.rows, self.count = nest.points(nest.rows), nest.points(nest.reduction_dims)
 
     def emit(self) -> Emission:
-        across = self._across_dim()
+        across = across_dim(self.nest)
         if across is not None and (width := self._width(across)) > 1:
             return self._vectors(across, width)
         return self._across(across) if across is not None or self._by_threads() else self._along()
@@ -200,14 +224,6 @@ class _Reduction:
             return True
         run = self.nest.size[memory_order(self.nest, self.nest.reduction_dims, loads=True)[-1]]
         return self.count <= VECTOR_REDUCTION and self.rows >= VECTOR_ROWS and run < SHORT_RUN
-
-    def _across_dim(self) -> int | None:
-        """Return a row dim along which more loads are contiguous than along any reduced dim, or None."""
-        inner = [affine.affine(x.args[0]) for x, per_row in accesses(self.nest) if not per_row and x.value.operand >= 0]
-        scores = {d: sum(abs(f.coefficient(d)) == 1 for f in inner) for d in self.nest.order}
-        best_fold = max((scores[d] * (self.nest.size[d] > 1) for d in self.nest.reduction_dims), default=0)
-        rows = [d for d in self.nest.rows if scores[d] > best_fold and self.nest.size[d] >= 8]
-        return max(rows, key=lambda d: scores[d]) if rows else None
 
     def _width(self, lane: int) -> int:
         """Return the number of neighbouring rows along ``lane`` that a thread computes, if enough threads remain."""

@@ -85,7 +85,7 @@ def rewrites(config: TargetConfig, dialect: Dialect) -> tuple[ScheduleRewrite, .
         ),
         ScheduleRewrite(
             "split_reduction",
-            "workgroups share the reduction of few long rows",
+            "workgroups share the reduction of few long rows, and threads that of columns of a large matrix",
             partial(split_reduction, dialect=dialect),
         ),
         ScheduleRewrite(

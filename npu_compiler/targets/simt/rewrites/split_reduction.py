@@ -12,9 +12,13 @@ from ....graph.expr import Expr
 from ....schedule.kernel import LoopBody, Loops, Operand, Stage
 from ....schedule.schedule import Schedule
 from ...codegen.nest import identity_element
+from ..kernels.loops import VECTOR_REDUCTION, VECTOR_ROWS, columns_at_once
 from ..lang.dialect import Dialect
 
 MIN_POINTS = 1 << 12  # of a part
+# Columns of a large matrix, whose sums would keep too few threads busy, have parts that a thread reduces for a vector
+# of columns.
+MIN_COLUMN_POINTS, MIN_COLUMN_TERMS = 1 << 22, 16
 KINDS = ("sum", "prod", "max", "min")
 
 
@@ -84,8 +88,8 @@ def _split(schedule: Schedule, k: Loops, units: int) -> list[Loops]:
     fold, axis = body.stages[0], body.axes[0]
     points = math.prod(body.domain[d] for d in body.axes)
     rows, n = math.prod(body.domain) // points, body.domain[axis]
-    parts = min(n, points // MIN_POINTS, 2 * units // rows)
-    if parts < 2 or 2 * rows > units:
+    parts = min(n, points // MIN_POINTS, 2 * units // rows) if 2 * rows <= units else _parts_of_columns(k, rows, points)
+    if parts < 2:
         return [k]
     length = -(-n // parts)
     parts = -(-n // length)
@@ -108,6 +112,16 @@ def _split(schedule: Schedule, k: Loops, units: int) -> list[Loops]:
         body=LoopBody(outer, body.axes, (replace(fold, expr=together), *body.stages[1:])),
     )  # fmt: skip
     return [first, _without_unused(last)]
+
+
+def _parts_of_columns(k: Loops, rows: int, points: int) -> int:
+    """Return into how many parts each of ``rows`` reductions of ``points`` is split if they are columns, else 1."""
+    width = columns_at_once(k) if rows * points >= MIN_COLUMN_POINTS else 0
+    if width < 2 or 4 * rows > VECTOR_ROWS * width:
+        return 1
+    least, n = max(-(-VECTOR_ROWS * width // rows), -(-points // VECTOR_REDUCTION)), k.body.domain[k.body.axes[0]]
+    parts = next((p for p in range(least, 2 * least) if n % p == 0), least)
+    return parts if parts * MIN_COLUMN_TERMS <= n else 1
 
 
 def _is_plain(body: LoopBody) -> bool:
