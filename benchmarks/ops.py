@@ -65,6 +65,7 @@ SIZES = {
 }
 BURST_S = {"cpu": 3e-4, "cuda": 1e-3}
 ROUNDS, SECONDS = 15, 0.4  # of one op: at most so many rounds, and no more than 3 after so many seconds
+FEW_RESULTS = 16  # whose errors do not show what is usual
 PROGRAM = 60  # ops that are compiled together
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 
@@ -206,7 +207,7 @@ def verdict(case: GrownCase, results: list[np.ndarray], summing: bool) -> str:
                 if summing:  # partial sums of both signs, which may be larger than the result
                     inputs = [t for t in case.encoded[0] if t.numel()]
                     terms = math.prod(sorted(t.numel() for t in inputs)[-2:]) / got.size  # at least those of a sum
-                    largest = max(largest, math.prod(max(1.0, magnitude(t)) for t in inputs) * max(1.0, terms) ** 0.5)
+                    largest = max(largest, random_sum(inputs, max(1.0, terms)))
                 unit = np.finfo(got.dtype if np.issubdtype(got.dtype, np.floating) else np.float64).eps
                 np.testing.assert_allclose(got, want, rtol=16 * unit, atol=2 * unit * largest)
     except AssertionError as error:
@@ -214,17 +215,18 @@ def verdict(case: GrownCase, results: list[np.ndarray], summing: bool) -> str:
     return ""
 
 
-FEW_RESULTS = 16
-
-
 def partial_sum(case: GrownCase, results: list[np.ndarray]) -> float:
-    """Return the magnitude that a partial sum of random terms has, if there are so few results that eager's errors do
-    not show what is usual, else 0."""
+    """Return the magnitude that a partial sum of random terms has if there are few results, else 0."""
     inputs = [t for t in case.encoded[0] if t.numel()]
     count = max((r.size for r in results), default=0)
     if not inputs or not 0 < count <= FEW_RESULTS:
         return 0.0
-    return math.prod(max(1.0, magnitude(t)) for t in inputs) * math.sqrt(max(t.numel() for t in inputs) / count)
+    return random_sum(inputs, max(t.numel() for t in inputs) / count)
+
+
+def random_sum(inputs: Sequence[torch.Tensor], terms: float) -> float:
+    """Return the usual magnitude of a sum of ``terms`` products of elements of the inputs, of either sign."""
+    return math.prod(max(1.0, magnitude(t)) for t in inputs) * math.sqrt(terms)
 
 
 def settle_ties(case: GrownCase, results: list[np.ndarray]) -> list[np.ndarray]:

@@ -36,7 +36,7 @@ from .anchors import (
 )
 from .interp_attention import attend, attention, attention_parts, combine, decoded, up_to
 from .interp_contractions import check_rows, conv2d, conv2d_parts, gemm, pack, winograd
-from .interp_scatter import scatter_result, scatter_sum
+from .interp_scatter import scatter_result, scatter_updates
 from .kernel import (
     Buffer,
     FusedLoops,
@@ -48,7 +48,7 @@ from .kernel import (
     Scan,
     ScanTotals,
     ScatterResult,
-    ScatterSum,
+    ScatterUpdates,
     Sort,
     Unpack,
 )
@@ -146,8 +146,8 @@ def execute(kernel: Kernel, arrays: Arrays) -> None:
             _store(kernel, arrays, _scan(kernel, [view(o, arrays) for o in kernel.inputs]))
         case ScanTotals():
             _store(kernel, arrays, [_sections(kernel, view(kernel.inputs[0], arrays))[1]])
-        case ScatterSum():
-            scatter_sum(kernel, [view(o, arrays) for o in kernel.inputs], view(kernel.outputs[0], arrays))
+        case ScatterUpdates():
+            scatter_updates(kernel, [view(o, arrays) for o in kernel.inputs], view(kernel.outputs[0], arrays))
         case ScatterResult():
             scatter_result(kernel, [view(o, arrays) for o in kernel.inputs], view(kernel.outputs[0], arrays))
         case Sort():
@@ -168,7 +168,7 @@ def _check_windows(kernel: Kernel, arrays: Arrays) -> None:
         last = op.offset + sum((n - 1) * s for n, s in zip(op.shape, op.strides, strict=True))
         if 0 not in op.shape and not (op.offset >= 0 and 0 <= last < math.prod(op.buffer.shape)):
             raise ValueError(f"kernel {kernel.name}: {op} leaves its buffer")
-    if isinstance(kernel, Loops | FusedLoops | DecodeAttention | ScatterSum | ScatterResult):
+    if isinstance(kernel, Loops | FusedLoops | DecodeAttention | ScatterUpdates | ScatterResult):
         return
     for out in kernel.outputs:
         for x in kernel.inputs:

@@ -1,4 +1,4 @@
-"""The kernels of scattered sums in numpy: see ``targets/simt/kernels/scatter_sum.h``."""
+"""The kernels of scattered updates in numpy: see ``targets/simt/kernels/scatter_updates.h``."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from ..graph.expr_interp import evaluate
-from .kernel import ScatterResult, ScatterSum
+from .kernel import ScatterResult, ScatterUpdates
 
 Array = np.ndarray[Any, Any]
 INFINITY = 0x7F800000  # the bits of a float32
 
 
-def scatter_sum(k: ScatterSum, inputs: Sequence[Array], out: Array) -> None:
+def scatter_updates(k: ScatterUpdates, inputs: Sequence[Array], out: Array) -> None:
     """Add the updates to ``out``, or raise the numbers in it."""
     (stage,), domain = k.body.stages, k.body.domain
     update = np.broadcast_to(evaluate(stage.expr, domain, inputs), domain)

@@ -173,6 +173,16 @@ class Loops(Kernel):
     kind = "loops"
     body: LoopBody
 
+    @classmethod
+    def copy(
+        cls, source: Operand, out: Operand, sources: tuple[str, ...], label: str = "copy", number: int = 0
+    ) -> Loops:
+        """Return a kernel that stores ``source`` in ``out``, of the same shape, as elements of its dtype."""
+        idx = expr.identity_index(source.shape)
+        store = Stage("store", expr.load(0, source.dtype, idx).cast(out.dtype), output=0, index=idx)
+        body = LoopBody(source.shape, (), (store,))
+        return cls(label=label, number=number, inputs=(source,), outputs=(out,), body=body, sources=sources)
+
     @property
     def bytes_read(self) -> int:
         return sum(map(self._read, range(len(self.inputs))))
@@ -245,7 +255,7 @@ class FusedLoops(Kernel):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ScatterSum(Kernel):
+class ScatterUpdates(Kernel):
     """A loop nest whose points are updates of places that are data; the result does not depend on their order.
 
     ``body`` has one store: the update's value, and its place in the output, which is also the last input. ``stage``:
@@ -255,7 +265,7 @@ class ScatterSum(Kernel):
     the last input but one, and leaves ``carry_bits`` for carries.
     """
 
-    kind = "scatter_sum"
+    kind = "scatter_updates"
     body: LoopBody
     stage: str
     carry_bits: int = 0
@@ -267,7 +277,7 @@ class ScatterSum(Kernel):
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ScatterResult(Kernel):
     """Adds sums in fixed point to the last input, which may be the output itself. The other inputs are the magnitudes
-    and the sums of :class:`ScatterSum`."""
+    and the sums of :class:`ScatterUpdates`."""
 
     kind = "scatter_result"
     carry_bits: int

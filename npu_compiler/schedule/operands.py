@@ -18,7 +18,7 @@ from ..weights.format import BlockFormat, Layout, WeightFormat, block_format, la
 from ..weights.packing import ELEMENTS, PIECES, packed_spec
 from .buffers import contiguous_strides
 from .destination_passing import Destination, behind, part_of, wanted_order, writable
-from .kernel import Buffer, Kernel, LoopBody, Loops, Operand, Stage, Unpack
+from .kernel import Buffer, Kernel, Loops, Operand, Unpack
 from .strides import strided_view
 
 
@@ -225,22 +225,16 @@ class Operands:
             if source.contiguous:
                 return source
             out = Operand(self._buffer("arena", v.dtype, v.shape, "copy"), v.shape, contiguous_strides(v.shape))
-            self._emit_copy(source, out, v.node.sources)
+            self._kernel(Loops.copy(source, out, v.node.sources))
             self.copies[v] = out
         return self.copies[v]
-
-    def _emit_copy(self, source: Operand, out: Operand, sources: tuple[str, ...]) -> None:
-        idx = expr.identity_index(source.shape)
-        e = expr.load(0, source.dtype, idx).cast(out.dtype)
-        body = LoopBody(source.shape, (), (Stage("store", e, output=0, index=idx),))
-        self._kernel(Loops(label="copy", inputs=(source,), outputs=(out,), body=body, sources=sources))
 
     def _copy_out(self, name: str, v: Value) -> Buffer:
         buffer, ordered = self._buffer("output", v.dtype, v.shape, name), v
         while ordered.op == "reshape":  # which keeps the order of elements, but may need a copy of its own
             ordered = ordered.node.inputs[0]
         out = Operand(buffer, ordered.shape, contiguous_strides(ordered.shape))
-        self._emit_copy(self.operand(ordered), out, v.node.sources)
+        self._kernel(Loops.copy(self.operand(ordered), out, v.node.sources))
         return buffer
 
     def _update_states(self) -> None:
@@ -253,10 +247,10 @@ class Operands:
         for i, (source, target, v) in enumerate(moves):
             if source.buffer.id in overwritten:
                 spare = Operand(self._buffer("arena", v.dtype, v.shape, "old"), v.shape, contiguous_strides(v.shape))
-                self._emit_copy(source, spare, v.node.sources)
+                self._kernel(Loops.copy(source, spare, v.node.sources))
                 moves[i] = (spare, target, v)
         for source, target, v in moves:
-            self._emit_copy(source, target, v.node.sources)
+            self._kernel(Loops.copy(source, target, v.node.sources))
 
     def _kernel(self, kernel: Kernel) -> None:
         self.kernels.append(replace(kernel, number=len(self.kernels)))

@@ -132,14 +132,14 @@ class Scheduler(Contractions):
         for v, start in parts(node):
             target = part_of(whole, node, v.shape, start)
             if v.numel and self.operand(v) != target:
-                self._emit_copy(self.operand(v), target, node.sources)
+                self._kernel(Loops.copy(self.operand(v), target, node.sources))
 
     def _scatter(self, group: Group, made: dict[str, Buffer]) -> None:
         node = group.anchor
         base, src, *index = node.inputs
         out = self._scatter_target(node, made)
         if out != self.operand(base):
-            self._emit_copy(self.operand(base), out, node.sources)
+            self._kernel(Loops.copy(self.operand(base), out, node.sources))
         inputs = [self.operand(v) for v in index]
         e = expr.load(0, src.dtype, expr.identity_index(src.shape))
         read = [src]

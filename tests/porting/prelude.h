@@ -268,7 +268,7 @@ INLINE float frag_row_sum(float x) {
   return x;
 }
 INLINE float m_exp2_fast(float x) { return exp2f(x); }
-INLINE void frag_store(float* p, int ld, const FragC& c, int lane) {
+template <class Sum, class C> INLINE void frag_store(Sum* p, int ld, const C& c, int lane) {
   for (int i = 0; i < 4; i++) p[(lane / 4 + i / 2 * 8) * ld + lane % 4 * 2 + i % 2] = c.v[i];
 }
 

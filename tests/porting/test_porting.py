@@ -4,6 +4,7 @@ this package."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ from ..models.gate import compile_and_run, expect, run
 from ..models.random_models import images, randomise
 from .backend import HostBackend
 from .rows8 import FORMAT
-from .target import CXX, TARGET, FirstStage
+from .target import CXX, TARGET, FirstStage, HostTarget
 
 pytestmark = pytest.mark.skipif(CXX is None, reason="g++ is not installed")
 
@@ -57,6 +58,22 @@ def test_operators_of_every_family_conform() -> None:
     batch = compile_cases([case for chosen in families.values() for case in chosen])
     assert len(families) > 15 and not batch.failed
     program = compile_graph(batch.graph, "host")
+    run = Executor(program, load_weights(program, {}, get_backend("host")), get_backend("host"))
+    results = run.run({k: np.array(v, order="C") for k, v in batch.inputs.items()})
+    for case, names in batch.outputs.items():
+        check(case, [results[n] for n in names], batch.summing[case])
+
+
+def test_products_of_integers_on_the_matrix_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two activations: the right one is transposed first, and the epilogue subtracts the zero point of the left."""
+    config, dialect = HostTarget.config, HostTarget.dialect
+    config = replace(config, matrix_dtypes=(*config.matrix_dtypes, "uint8"))
+    monkeypatch.setattr(HostTarget, "config", config)
+    monkeypatch.setitem(target_config._registered, "host", config)
+    monkeypatch.setattr(HostTarget, "dialect", replace(dialect, matrix_types=(*dialect.matrix_types, "uint8")))
+    batch = compile_cases([case for case in cases_for("host") if case.op_type == "aten._int_mm.default"])
+    program = compile_graph(batch.graph, "host")
+    assert len(batch.outputs) > 3 and "(DEVICE const u8s8*)" in program.sources["kernels.cpp"]
     run = Executor(program, load_weights(program, {}, get_backend("host")), get_backend("host"))
     results = run.run({k: np.array(v, order="C") for k, v in batch.inputs.items()})
     for case, names in batch.outputs.items():

@@ -27,7 +27,7 @@ from ...schedule.kernel import (
     Scan,
     ScanTotals,
     ScatterResult,
-    ScatterSum,
+    ScatterUpdates,
     Sort,
     Unpack,
 )
@@ -40,7 +40,7 @@ from .kernels.depthwise import emit_depthwise
 from .kernels.gemm import emit_conv, emit_gemm, reads
 from .kernels.loops import emit_fused, emit_loops
 from .kernels.scans import emit_scan, emit_scan_totals
-from .kernels.scatter_sums import emit_scatter_result, emit_scatter_sum
+from .kernels.scatter_updates import emit_scatter_result, emit_scatter_updates
 from .kernels.sorts import emit_sort, emit_sort_merge
 from .kernels.unpack import emit_unpack
 from .lang.dialect import Dialect
@@ -66,7 +66,7 @@ EMITTERS: dict[type[Kernel], Callable[[Any, Dialect], Emission]] = dict(
         _entry(DecodeAttention, emit_decode_attention),
         _entry(Scan, emit_scan),
         _entry(ScanTotals, emit_scan_totals),
-        _entry(ScatterSum, emit_scatter_sum),
+        _entry(ScatterUpdates, emit_scatter_updates),
         _entry(ScatterResult, emit_scatter_result),
         _entry(Sort, emit_sort),
         _entry(MergeRuns, emit_sort_merge),

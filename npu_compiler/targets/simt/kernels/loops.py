@@ -123,7 +123,11 @@ def _divided_dim(nest: Nest, order: list[int], value: expr.Expr, width: int) -> 
         return bool(inner) and nest.points(inner) >= SUBGROUP * width and nest.size[order[n]] % POINTS_PER_THREAD == 0
 
     def differs(d: int) -> int:
-        return sum(any(y is expr.index(d) for y in expr.walk(x)) for x in expr.walk(value))
+        found: set[expr.Expr] = set()
+        for x in expr.walk(value):  # arguments come before their users
+            if x is expr.index(d) or not found.isdisjoint(x.args):
+                found.add(x)
+        return len(found)
 
     return min((d for n, d in enumerate(order) if usable(n)), key=differs, default=None)
 

@@ -35,7 +35,7 @@ def stores_rows(nest: Nest) -> bool:
     """Whether the updates of a scatter only store rows, so that the last update of a place determines the result."""
     written = {op.buffer.id for op in nest.outputs}
     reads = any(nest.inputs[x.value.operand].buffer.id in written for x, _ in accesses(nest) if x.value.operand >= 0)
-    few = nest.points(_own_and_updates(nest)[1]) <= MAX_COMPARED
+    few = count_updates(nest) <= MAX_COMPARED
     return few and not reads and len(nest.steps) == 1 and nest.unindexed == nest.parallel
 
 
@@ -121,6 +121,11 @@ def _places(
         members.lines.return_value(place(s, target))
     members.checks |= s.checks
     return members.finish()
+
+
+def count_updates(nest: Nest) -> int:
+    """Return how many updates of all elements follow each other."""
+    return nest.points(_own_and_updates(nest)[1])
 
 
 def _own_and_updates(nest: Nest) -> tuple[list[int], list[int]]:

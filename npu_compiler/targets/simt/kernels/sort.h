@@ -52,8 +52,8 @@ INLINE int64_t sort_key(double x) {
 }
 #endif
 
-// An element's key and place in one integer, or in two if there is no integer of that size: Item. Elements of 16 bits
-// have keys whose low 13 bits do not matter, after a shift for integers.
+// An Item holds the key and the place of an element, in one integer if both fit. The keys of 16-bit floats leave the low
+// PLACE_BITS free; small integers are shifted by so many bits.
 struct WideItem {
   int64_t key;
   int place;
@@ -131,8 +131,8 @@ template <class C> struct Bitonic {
 };
 
 // Sorts the sections of SECTION elements of rows of N, and stores the first KEPT elements of each. items: [THREADS *
-// EACH] if several subgroups sort a section together. SHIFT: what keys are shifted by. Constants: ROWS N SECTION KEPT
-// EACH THREADS SHIFT DESCENDING.
+// EACH] if several subgroups sort a section together. SHIFTED: keys are small integers. Constants: ROWS N SECTION KEPT
+// EACH THREADS SHIFTED LAST DESCENDING.
 template <class C>
 INLINE void sort_sections(
     DEVICE const typename C::T* x, DEVICE typename C::T* y, DEVICE typename C::Place* origins,
@@ -148,7 +148,7 @@ INLINE void sort_sections(
     typename C::Key key = C::LAST;
     if (i < count) {
       const typename C::Key found = sort_key((typename C::R)widen(from[(int64_t)i * C::X::STEP]));
-      key = (C::DESCENDING ? ~found : found) << C::SHIFT;
+      key = (C::DESCENDING ? ~found : found) << (C::SHIFTED ? PLACE_BITS : 0);
     }
     make_item(b.item[e], key, i);
   }

@@ -16,7 +16,6 @@ THREADS = 128
 EACH = 8  # the most elements that a thread keeps in registers
 TEAMS = 256  # threads of a workgroup that sorts several rows
 MAX_SECTION = 4096  # the longest section, whose items take up to 32 KiB
-PLACE_BITS = 13  # of an item of 32 bits, as in sort.h
 ITEM_BYTES = {"int": 4, "int64_t": 8, "WideItem": 16}
 LARGEST = {"int": 2**31 - 1, "int64_t": 2**63 - 1}
 # Selection is chosen for at most FEW_SELECTED elements, which takes little time, or for MANY_ROWS rows, which occupy
@@ -54,9 +53,9 @@ def emit_sort(kernel: Sort, dialect: Dialect) -> Emission:
     threads = max(team, TEAMS)
     sections = count // n * blocks(n, section)
     items = f.array(item, "items", threads * each, ITEM_BYTES[item]) if team > SUBGROUP else "nullptr"
-    shift = PLACE_BITS if item == "int" and not dtypes.is_float(x.dtype) else 0
+    shifted = item == "int" and not dtypes.is_float(x.dtype)
     sizes = dict(
-        ROWS=count // n, N=n, SECTION=section, KEPT=kept, EACH=each, THREADS=threads, LAST=LARGEST[key], SHIFT=shift
+        ROWS=count // n, N=n, SECTION=section, KEPT=kept, EACH=each, THREADS=threads, LAST=LARGEST[key], SHIFTED=shifted
     )  # fmt: skip
     axis = 1 if kernel.section else kernel.axis
     _sort(f, kernel, "sort_sections", axis, sizes, items, Key=key, Item=item)

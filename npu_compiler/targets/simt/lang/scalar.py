@@ -255,8 +255,12 @@ class Scalars:
 
     def store(self, target: Expr, value: Expr, dtype: str) -> None:
         """Store ``value`` at the address of ``target``, a load of an output, as ``dtype``."""
-        text = self.text(before_storage(value) if value.dtype == dtype else value, kind_of(dtype))
-        self.out.add(f"{self.pointers[target.value.operand]}[{self.address(target)}] = {storage(text, dtype)};")
+        text = self.in_memory(value, dtype)
+        self.out.add(f"{self.pointers[target.value.operand]}[{self.address(target)}] = {text};")
+
+    def in_memory(self, value: Expr, dtype: str) -> str:
+        """Return the C++ expression of ``value`` as it is stored in memory."""
+        return storage(self.text(before_storage(value) if value.dtype == dtype else value, kind_of(dtype)), dtype)
 
     # -- one expression -----------------------------------------------------------------------------------------------
     def kind(self, e: Expr) -> str:

@@ -164,9 +164,8 @@ class Points:
         if width == 1:
             for n, step in enumerate(steps):
                 if slot and step.target is not None:
-                    value = before_storage(step.value) if step.value.dtype == step.target.dtype else step.value
-                    text = storage(s.text(value, kind_of(step.target.dtype)), step.target.dtype)
-                    s.out.add(f"made{n}[{slot}].v[0] = {text};", f"place{n}[{slot}] = {s.address(step.target)};")
+                    s.out.add(f"made{n}[{slot}].v[0] = {s.in_memory(step.value, step.target.dtype)};")
+                    s.out.add(f"place{n}[{slot}] = {s.address(step.target)};")
                 elif sink and step.target is not None:
                     s.out.add(f"{sink}{step.output or ''}[0] = {s.register(step.value)};")
                 else:

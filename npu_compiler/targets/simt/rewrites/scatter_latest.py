@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from ....graph import expr
 from ....graph.expr import Expr
-from ....schedule.kernel import Kernel, LoopBody, Loops, Operand, ScatterSum, Stage, recast
+from ....schedule.kernel import Kernel, LoopBody, Loops, Operand, ScatterUpdates, Stage, recast
 from ....schedule.schedule import Schedule
 from ...codegen.nest import build_nest
 from ..kernels.scatter import stores_rows
-from .scatter_sums import MAX_PLACES, MIN_UPDATES, copy_before, zeros
+from .scatter_sums import MAX_PLACES, MIN_UPDATES, copy_before, scattered_store, updates_in_order, zeros
 
 
 def scatter_latest(schedule: Schedule) -> None:
@@ -32,17 +32,11 @@ def scatter_latest(schedule: Schedule) -> None:
 
 def _overwrites(k: Loops) -> bool:
     """Whether ``k`` is a scatter of enough updates, which do not depend on what it writes."""
-    (stage, *others), out = k.body.stages, k.outputs[0]
-    if others or not k.body.serial or k.body.axes or stage.kind != "store" or not out.shape:
+    out = k.outputs[0]
+    if scattered_store(k) is None or not out.shape or any(o.buffer.id == out.buffer.id for o in k.inputs):
         return False
-    if any(o.buffer.id == out.buffer.id for o in k.inputs):
-        return False
-    updates, places = math.prod(k.body.domain), math.prod(out.shape)
-    if places > MAX_PLACES * updates or max(updates, places) >= 1 << 31:
-        return False
-    nest = build_nest(k)
-    in_order = updates // nest.points([d for d in nest.order if d in nest.parallel]) if updates else 0
-    return in_order >= MIN_UPDATES and not stores_rows(nest)
+    few_places = math.prod(out.shape) <= MAX_PLACES * math.prod(k.body.domain)
+    return few_places and updates_in_order(k) >= MIN_UPDATES and not stores_rows(build_nest(k))
 
 
 def _split(schedule: Schedule, k: Loops, base: Operand) -> list[Kernel]:
@@ -52,7 +46,7 @@ def _split(schedule: Schedule, k: Loops, base: Operand) -> list[Kernel]:
     for d, n in enumerate(domain):
         number = number * n + expr.index(d)
     body = replace(k.body, stages=(replace(stage, expr=(number + 1).cast("int32")),), serial=False)
-    find = recast(k, ScatterSum, inputs=(*k.inputs, latest), outputs=(latest,), body=body, stage="latest")
+    find = recast(k, ScatterUpdates, inputs=(*k.inputs, latest), outputs=(latest,), body=body, stage="latest")
     return [zeros(k, latest), find, _result(k, latest, base)]
 
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from ....graph import expr
 from ....graph.expr import Expr
-from ....schedule.kernel import Kernel, LoopBody, Loops, Operand, ScatterResult, ScatterSum, Stage, recast
+from ....schedule.kernel import Kernel, LoopBody, Loops, Operand, ScatterResult, ScatterUpdates, Stage, recast
 from ....schedule.schedule import Schedule
 from ...codegen.nest import build_nest
+from ..kernels.scatter import count_updates
 
 MIN_UPDATES = 32  # of a place; fewer are made in order, by one kernel instead of four
 MAX_PLACES = 2  # per update, because every place of a float takes 12 bytes of scratch memory
@@ -50,20 +51,19 @@ def _split(schedule: Schedule, k: Loops) -> list[Kernel]:
     update = _update(k)
     if update is None:
         return [k]
-    nest, out, body = build_nest(k), k.outputs[0], k.body
-    in_order = math.prod(body.domain) // nest.points([d for d in nest.order if d in nest.parallel])
-    if in_order < MIN_UPDATES or max(math.prod(body.domain), math.prod(out.shape)) >= 1 << 31:
+    out, body, in_order = k.outputs[0], k.body, updates_in_order(k)
+    if in_order < MIN_UPDATES:
         return [k]
     body = replace(body, stages=(replace(body.stages[0], expr=update),), serial=False)
     inputs = k.inputs[:-1]
     if out.dtype != "float32":
-        return [recast(k, ScatterSum, body=body, stage="integers")]
+        return [recast(k, ScatterUpdates, body=body, stage="integers")]
     if math.prod(out.shape) > MAX_PLACES * math.prod(body.domain):
         return [k]
     bits = in_order.bit_length()
     magnitudes, sums = (schedule.memory(t, out.shape, f"{k.label}_sums") for t in ("int32", "int64"))
     magnitude = recast(
-        k, ScatterSum, inputs=(*inputs, magnitudes), outputs=(magnitudes,), body=body, stage="magnitudes"
+        k, ScatterUpdates, inputs=(*inputs, magnitudes), outputs=(magnitudes,), body=body, stage="magnitudes"
     )
     fixed = replace(
         magnitude, inputs=(*inputs, magnitudes, sums), outputs=(sums,), stage="fixed_point", carry_bits=bits
@@ -72,11 +72,24 @@ def _split(schedule: Schedule, k: Loops) -> list[Kernel]:
     return [zeros(k, magnitudes, sums), magnitude, fixed, result]
 
 
+def scattered_store(k: Loops) -> Stage | None:
+    """Return the only stage of a kernel that stores at places that are data, else None."""
+    stage, *others = k.body.stages
+    return stage if k.body.serial and not others and not k.body.axes and stage.kind == "store" else None
+
+
+def updates_in_order(k: Loops) -> int:
+    """Return how many updates a thread would make one after another; 0 if there are too many updates or places for 32
+    bits, or none."""
+    updates, places = math.prod(k.body.domain), math.prod(k.outputs[0].shape)
+    return count_updates(build_nest(k)) if updates > 0 and max(updates, places) < 1 << 31 else 0
+
+
 def _update(k: Loops) -> Expr | None:
     """Return what ``k`` adds to the element at its place, or None if it does something else. Its output is then also
     its last input, which it reads nowhere else."""
-    (stage, *others), out = k.body.stages, k.outputs[0]
-    if others or not k.body.serial or k.body.axes or stage.kind != "store" or stage.expr.op != "add":
+    stage, out = scattered_store(k), k.outputs[0]
+    if stage is None or stage.expr.op != "add":
         return None
     if out.dtype not in ("float32", "int32", "int64") or not out.shape or k.inputs[-1] != out:
         return None

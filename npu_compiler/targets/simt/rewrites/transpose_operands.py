@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ....graph import expr
 from ....schedule.anchors import Gemm
-from ....schedule.kernel import Kernel, LoopBody, Loops, Stage
+from ....schedule.kernel import Kernel, Loops
 from ....schedule.schedule import Schedule
 
 
@@ -22,7 +21,5 @@ def transpose_operands(schedule: Schedule) -> None:
 def _two(schedule: Schedule, k: Gemm) -> tuple[Kernel, Gemm]:
     w = k.weight
     columns = schedule.memory(w.dtype, w.shape, "columns")
-    index = expr.identity_index(w.shape)
-    store = Stage("store", expr.load(0, w.dtype, index), output=0, index=index)
-    copy = Loops(label="copy", inputs=(w,), outputs=(columns,), body=LoopBody(w.shape, (), (store,)), sources=k.sources)
+    copy = Loops.copy(w, columns, k.sources)
     return copy, replace(k, inputs=(*k.inputs[: k.rhs], columns, *k.inputs[k.rhs + 1 :]))

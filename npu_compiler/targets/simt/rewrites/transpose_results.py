@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ....graph import expr
 from ....schedule.anchors import Contraction, Conv2d, DepthwiseConv2d, Gemm
-from ....schedule.kernel import Kernel, LoopBody, Loops, Operand, Stage
+from ....schedule.kernel import Kernel, Loops
 from ....schedule.schedule import Schedule
 from ..kernels import transposed
 
@@ -46,13 +45,4 @@ def _neighbours(dims: list[tuple[int, int]]) -> list[tuple[int, int]]:
 def _two(schedule: Schedule, k: Contraction) -> tuple[Kernel, Kernel]:
     (out,) = k.outputs
     rows = schedule.memory(out.dtype, out.shape, "rows")
-    return replace(k, outputs=(rows,)), _copy(k, rows, out)
-
-
-def _copy(k: Contraction, rows: Operand, out: Operand) -> Loops:
-    index = expr.identity_index(out.shape)
-    store = Stage("store", expr.load(0, rows.dtype, index), output=0, index=index)
-    return Loops(
-        label=f"{k.label}_transposed", number=k.number, inputs=(rows,), outputs=(out,),
-        body=LoopBody(out.shape, (), (store,)), sources=k.sources,
-    )  # fmt: skip
+    return replace(k, outputs=(rows,)), Loops.copy(rows, out, k.sources, f"{k.label}_transposed", k.number)

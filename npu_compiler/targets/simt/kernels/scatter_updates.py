@@ -1,10 +1,10 @@
-"""The kernels of sums whose places are data: instances of ``kernels/scatter_sum.h``."""
+"""The kernels of updates whose places are data, in any order: instances of ``kernels/scatter_updates.h``."""
 
 from __future__ import annotations
 
 import math
 
-from ....schedule.kernel import Loops, ScatterResult, ScatterSum, recast
+from ....schedule.kernel import Loops, ScatterResult, ScatterUpdates, recast
 from ...codegen.nest import build_nest
 from ..lang.dialect import Dialect
 from ..lang.emission import Emission
@@ -16,12 +16,12 @@ THREADS = 256
 CROWD = 16  # updates per place from which on a thread reads a magnitude before it tries to raise it
 
 
-def emit_scatter_sum(kernel: ScatterSum, dialect: Dialect) -> Emission:
-    """Return the function of a ``scatter_sum`` kernel: a thread makes an update."""
+def emit_scatter_updates(kernel: ScatterUpdates, dialect: Dialect) -> Emission:
+    """Return the function of a ``scatter_updates`` kernel: a thread makes an update."""
     nest, function = build_nest(recast(kernel, Loops)), Function(kernel, dialect)
     s, out, (step,) = scalars_for(nest, function, nest.steps), function.lines, nest.steps
     assert step.target is not None
-    function.include("scatter_sum.h")
+    function.include("scatter_updates.h")
     order = memory_order(nest, nest.order, loads=True)
     count = nest.points(order)
     out.let("uint", "f", f"(uint)workgroup * {THREADS}u + (uint)tid")
@@ -53,5 +53,5 @@ def emit_scatter_result(kernel: ScatterResult, dialect: Dialect) -> Emission:
     axis, count = len(out.shape) - 1, math.prod(out.shape)
     sizes = dict(COUNT=count, N=out.shape[axis], THREADS=THREADS, BITS=kernel.carry_bits)
     rows = {"X": f.rows("x", kernel.inputs[2], axis), "Y": f.rows("y", out, axis)}
-    f.template("add_fixed_point_sums", "scatter_sum.h", rows, sizes, *map(f.pointer, (0, 1, 2, ~0)))
+    f.template("add_fixed_point_sums", "scatter_updates.h", rows, sizes, *map(f.pointer, (0, 1, 2, ~0)))
     return f.finish(blocks(count, THREADS), THREADS)
