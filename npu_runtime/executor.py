@@ -139,7 +139,7 @@ class Executor(TakesWeights):
         fixed: dict[int, DeviceBuffer] = {}
         for id in sorted(used):
             b = self._specs[id]
-            if b.kind in ("weight", "const"):
+            if b.constant:
                 fixed[id] = _weight(weights, b.name, b.shape, b.dtype)
             elif b.kind == "state":
                 fixed[id] = state[b.name]

@@ -123,7 +123,7 @@ class PackedFile:
 
     def store(self, program: CompiledProgram) -> WeightStore:
         """Return the weights of ``program``. Raises ``ArtifactError`` if the file has other buffers."""
-        wanted = {b.name: (b.dtype, tuple(b.shape), b.format) for b in program.buffers if b.kind in ("weight", "const")}
+        wanted = {b.name: (b.dtype, tuple(b.shape), b.format) for b in program.buffers if b.constant}
         if {e.name: (e.dtype, e.shape, e.format) for e in self._entries} != wanted:
             raise ArtifactError(f"these are not the weights of program {program.name!r}")
         buffers = {e.name: self._cut(e.offset, e.shape, dtypes.numpy_dtype(e.dtype)) for e in self._entries}

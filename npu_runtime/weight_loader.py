@@ -107,7 +107,7 @@ def load_weights(
     weights = open_weights({} if source is None else source)
     _check(program, weights)
     recipes = program.recipes
-    wanted = {b.name for b in program.buffers if b.kind in ("weight", "const")}
+    wanted = {b.name for b in program.buffers if b.constant}
     outputs = {n: v for n, v in recipes.outputs if n in wanted}
     held = _held(outputs, shared)
     outputs = {n: v for n, v in outputs.items() if n not in held}

@@ -11,7 +11,7 @@ from ..graph import expr
 from ..graph.expr import Expr
 from ..graph.graph import Graph, Value
 from ..graph.scalar_ops import SCALAR_OPS
-from ..support import dtypes
+from ..support import buffer_kinds, dtypes
 from ..support.text import json_safe, printable, si, table, tensor_text
 from .serialize import program_to_plain
 from .spec import ABI_VERSION, BufferSpec, EntryPoint, ProgramSpec
@@ -154,7 +154,7 @@ def totals(*programs: ProgramSpec) -> dict[str, int]:
         "bytes_read": sum(c.bytes_read for c in calls),
         "bytes_written": sum(c.bytes_written for c in calls),
         "arena_bytes": sum(max((e.arena_bytes for e in p.entries.values()), default=0) for p in programs),
-        "weight_bytes": sum(_bytes_of(p, ("weight", "const")) for p in programs),
+        "weight_bytes": sum(_bytes_of(p, buffer_kinds.CONSTANT) for p in programs),
         "state_bytes": sum(_bytes_of(p, ("state",)) for p in programs),
         "binary_bytes": sum(len(p.binary) for p in programs),
     }
@@ -168,7 +168,7 @@ def bytes_by_format(program: ProgramSpec) -> dict[str, int]:
     """Return the bytes of the weights in each weight format, and in each dtype of those in no format; largest first."""
     found: Counter[str] = Counter()
     for b in program.buffers:
-        if b.kind in ("weight", "const"):
+        if b.constant:
             found[b.format.partition(".")[0] or b.dtype] += nbytes(b.shape, b.dtype)
     return dict(found.most_common())
 
@@ -187,7 +187,7 @@ def describe(program: ProgramSpec) -> str:
     buffers = {b.id: b for b in program.buffers}
     for entry in program.entries.values():
         lines += ["", *_describe_entry(buffers, entry)]
-    lines += ["", "buffers shared by all entry points", *_buffer_table(program, ("weight", "const", "state"))]
+    lines += ["", "buffers shared by all entry points", *_buffer_table(program, buffer_kinds.SHARED)]
     words = recipe_words(program.recipes)
     lines += ["", f"weight map ({len(program.weights)} tensors of the state_dict -> {len(words)} buffers)"]
     lines += [f"  {name} <- {text}" for name, text in words.items()]

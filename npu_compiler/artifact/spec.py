@@ -23,6 +23,7 @@ from typing import Any
 
 from ..aten.ir import Location
 from ..graph.graph import Graph
+from ..support import buffer_kinds
 from ..support.errors import InputError
 
 ABI_VERSION = 1
@@ -54,6 +55,11 @@ class BufferSpec:
     name: str
     offset: int = 0
     format: str = ""
+
+    @property
+    def constant(self) -> bool:
+        """Whether the buffer is filled when weights are loaded."""
+        return self.kind in buffer_kinds.CONSTANT
 
 
 @dataclass(frozen=True)

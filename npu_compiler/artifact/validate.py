@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from ..graph import interp, verify
 from ..graph.graph import LEAVES
 from ..support import dtypes
+from ..support.buffer_kinds import KINDS, READ_ONLY, SHARED
 from ..support.errors import ArtifactError
 from ..weights.format import find_layout
 from .spec import SYMBOL, BufferSpec, EntryPoint, IOSpec, ProgramSpec
 
-KINDS = ("input", "output", "weight", "const", "state", "arena")
-_READ_ONLY = ("input", "weight", "const")
 _MAX_ID = 1_000_000
 # A recipe may make far more bytes than it reads (an expanded constant), within a bound: this factor, and this floor.
 _RECIPE_GROWTH, _RECIPE_FLOOR = 64, 2**24
@@ -126,7 +125,7 @@ def _check_recipes(program: ProgramSpec) -> None:
     made = {name: v for name, v in program.recipes.outputs}
     _require(len(made) == len(program.recipes.outputs), "recipes.outputs", "two outputs have one name")
     for at, b in enumerate(program.buffers):
-        if b.kind in ("weight", "const"):
+        if b.constant:
             path = f"buffers[{at}]"
             _require(b.name in made, f"{path}.name", f"no recipe makes {b.name!r}")
             v = made[b.name]
@@ -147,7 +146,7 @@ def _check_entry(entry: EntryPoint, buffers: dict[int, BufferSpec], states: dict
     written = _check_calls(entry, buffers, path)
     for at, o in enumerate(entry.outputs):
         spec = buffers[o.buffer]
-        ready = o.buffer in written or o.buffer in ids or spec.kind in ("weight", "const", "state")
+        ready = o.buffer in written or o.buffer in ids or spec.kind in SHARED
         ready = ready or not nbytes(o.shape, o.dtype)
         _require(ready, f"{path}.outputs[{at}].buffer", f"nothing writes buffer {o.buffer}")
     _check_updates(entry, buffers, states, written | set(ids), path)
@@ -179,7 +178,7 @@ def _check_calls(entry: EntryPoint, buffers: dict[int, BufferSpec], path: str) -
             _require(inside, where, f"buffer {id} ends at byte {end} of an arena of {entry.arena_bytes}")
             _require(b.kind != "input" or id in own_inputs, where, f"buffer {id} is the input of another entry point")
             if output:
-                _require(b.kind not in _READ_ONLY, where, f"buffer {id} ({b.kind}) is read only")
+                _require(b.kind not in READ_ONLY, where, f"buffer {id} ({b.kind}) is read only")
             elif b.kind in ("arena", "output"):
                 known = id in written or end == b.offset
                 _require(known, where, f"buffer {id} is read before it is written")
@@ -202,5 +201,5 @@ def _check_updates(
         same = a.dtype == b.dtype and math.prod(a.shape) == math.prod(b.shape)
         types = f"{b.dtype}{list(b.shape)} to {a.dtype}{list(a.shape)}"
         _require(same, where, f"buffer {id} cannot become state {key!r}: {types}")
-        known = id in ready or b.kind in ("weight", "const", "state") or not nbytes(b.shape, b.dtype)
+        known = id in ready or b.kind in SHARED or not nbytes(b.shape, b.dtype)
         _require(known, where, f"nothing writes buffer {id}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..support import dtypes
+from ..support import buffer_kinds, dtypes
 
 MAX_COMPARED = 1 << 22  # elements of two windows
 
@@ -44,9 +44,14 @@ class Buffer:
         return math.prod(self.shape) * dtypes.DTYPES[self.dtype].size
 
     @property
+    def constant(self) -> bool:
+        """Whether the buffer is filled when weights are loaded."""
+        return self.kind in buffer_kinds.CONSTANT
+
+    @property
     def is_input(self) -> bool:
         """Whether the buffer is filled before the first kernel runs, and no kernel writes it."""
-        return self.kind in ("input", "weight", "const")
+        return self.kind in buffer_kinds.READ_ONLY
 
 
 @dataclass(frozen=True)

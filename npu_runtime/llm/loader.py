@@ -435,5 +435,5 @@ def _weight_key(source: _CheckpointFiles | _CompiledFile, recipes: str) -> str:
 
 def _recipe_digest(program: CompiledProgram) -> str:
     """Return ``_DIGEST`` hex digits of the SHA-256 of all that determines packed weights besides the tensors."""
-    buffers = [(b.name, b.dtype, b.shape) for b in program.buffers if b.kind in ("weight", "const")]
+    buffers = [(b.name, b.dtype, b.shape) for b in program.buffers if b.constant]
     return hashlib.sha256(msgpack.packb([buffers, graph_to_plain(program.recipes)])).hexdigest()

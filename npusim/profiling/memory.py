@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from npu_compiler.artifact.describe import lifetimes
 from npu_compiler.artifact.program import CompiledProgram, EntryPoint
 from npu_compiler.artifact.validate import nbytes
+from npu_compiler.support import buffer_kinds
 from npu_compiler.support.text import tensor_text
 
 from .records import Arena, Block, Held
@@ -38,6 +39,6 @@ def held_by(programs: Sequence[CompiledProgram], entries: Sequence[EntryPoint]) 
         Held(b.name, b.kind, tensor_text(b.shape, b.dtype), nbytes(b.shape, b.dtype), b.format)
         for p in programs
         for b in p.buffers
-        if b.kind in ("weight", "const", "state") and (len(programs) > 1 or b.id in used)
+        if b.kind in buffer_kinds.SHARED and (len(programs) > 1 or b.id in used)
     ]
     return tuple(sorted(found, key=lambda h: -h.nbytes))

@@ -50,7 +50,7 @@ def vectors(kernel: Gemm | Conv2d) -> list[int]:
     first = kernel.rhs + 1
     return [
         n for n, o in enumerate(kernel.inputs[first:], first)
-        if o.buffer.kind in ("weight", "const") and o.contiguous and math.prod(o.shape) == kernel.outputs[0].shape[-1]
+        if o.buffer.constant and o.contiguous and math.prod(o.shape) == kernel.outputs[0].shape[-1]
     ]  # fmt: skip
 
 

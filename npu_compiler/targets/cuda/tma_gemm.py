@@ -212,7 +212,7 @@ class TmaGemm:
     def _primed(self) -> int:
         """Return the number of stages of weights that are loaded before preceding kernels end."""
         s = self._first()
-        constant = s.kernel.inputs[s.kernel.rhs].buffer.kind in ("weight", "const")
+        constant = s.kernel.inputs[s.kernel.rhs].buffer.constant
         few = max(1, MAX_PRIMED // (self.plan.n * self.step * 2))
         return min(self.plan.stages, self._steps(s) // self.plan.splits, few) if constant else 0
 

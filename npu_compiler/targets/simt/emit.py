@@ -136,7 +136,7 @@ def _place(kernel: Kernel, number: int) -> tuple[int, int]:
 def _layout(o: Operand) -> Hashable:
     """Return the properties of an operand that a kernel's text depends on, in addition to its dtype, format, shape and
     strides: its alignment, and whether it may be read before preceding kernels end."""
-    constant = o.buffer.kind in ("weight", "const")
+    constant = o.buffer.constant
     return o.offset * dtypes.DTYPES[o.dtype].size % 16, constant, o.buffer.is_input
 
 

@@ -67,7 +67,7 @@ class Epilogue:
         if constant is None:
             self._fetched = {}
         loads = {x: None for x in expr.walk(self.step.value) if x.op == "load" and x.value.operand < self.acc}
-        kinds = {x: self.nest.inputs[x.value.operand].buffer.kind in ("weight", "const") for x in loads}
+        kinds = {x: self.nest.inputs[x.value.operand].buffer.constant for x in loads}
         simple = [
             x for x in loads
             if constant in (kinds[x], None) and not x.value.checks and not x.value.guarded

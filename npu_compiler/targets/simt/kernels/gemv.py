@@ -148,7 +148,7 @@ class Reader(NamedTuple):
 def emit_gemv(kernel: Gemm, dialect: Dialect) -> Emission:
     """Return the function of a product of few rows with a dense weight."""
     w, shape = kernel.weight, shape_of(kernel, dialect)
-    sizes = {"PITCH": w.strides[1], "STREAMED": w.buffer.kind in ("weight", "const")}
+    sizes = {"PITCH": w.strides[1], "STREAMED": w.buffer.constant}
 
     def reader(persistent: int) -> Reader:
         return Reader("DenseWeights", "{0}", "gemv.h", sizes, shape.per_unit if persistent else 0)
@@ -286,9 +286,9 @@ class _Prologue:
         """Load the operands that the passes read along the row, once: weights (``constant``), or all others."""
         s, out, count = self.s, self.members.lines, 0
         for x in {x: None for st in self.row.steps for x in expr.walk(st.value) if x.op == "load"}:
-            kind = self.nest.inputs[x.value.operand].buffer.kind
+            buffer = self.nest.inputs[x.value.operand].buffer
             along = affine.affine(x.args[0]).coefficient(self.lane) and not x.value.checks
-            if not along or (kind in ("weight", "const")) != constant:
+            if not along or buffer.constant != constant:
                 continue
             name, vec = f"c{int(constant)}{count}", f"Vec<{ctype(x.dtype)}, {self.item}>"
             count += 1

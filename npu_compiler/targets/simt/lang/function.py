@@ -76,7 +76,7 @@ class Function:
         if self.dialect.prefetches:
             for n, o in enumerate(self.kernel.inputs[first:], first):
                 nbytes = math.prod(o.shape) * dtypes.DTYPES[o.dtype].size
-                constant = o.buffer.kind in ("weight", "const") and o.buffer.id not in self._written
+                constant = o.buffer.constant and o.buffer.id not in self._written
                 if constant and o.contiguous and 0 < nbytes <= MAX_PREFETCH:
                     self.lines.add(f"prefetch({self.pointer(n)}, {nbytes}, tid);")
 
@@ -93,7 +93,7 @@ class Function:
         if number not in self._params:
             op = self.operand(number)
             name = f"a{number}" if number >= 0 else f"b{~number}"
-            constant = op.buffer.kind in ("weight", "const") and op.buffer.id not in self._written
+            constant = op.buffer.constant and op.buffer.id not in self._written
             self._params[number] = Param(dtypes.DTYPES[op.dtype].ctype, name, number < 0, constant)
         return self._params[number]
 

@@ -35,6 +35,6 @@ def _readers(schedule: Schedule, first: Kernel) -> list[Conv2d]:
     return [
         k for k in schedule.kernels
         if isinstance(k, Conv2d) and k.inputs[0] == first.outputs[0] and len(k.outputs) == 1
-        and all(o.buffer.kind in ("weight", "const") for o in k.inputs[1:])
+        and all(o.buffer.constant for o in k.inputs[1:])
         and written.count(k.outputs[0].buffer.id) == 1
     ]  # fmt: skip

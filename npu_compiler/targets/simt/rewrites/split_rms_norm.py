@@ -77,7 +77,7 @@ def _row_norm(k: Loops) -> _Norm | None:
 
 def _is_row(o: Operand) -> bool:
     """Whether ``o`` is a weight with unit stride along its columns."""
-    return o.buffer.kind in ("weight", "const") and o.strides[-1] == 1
+    return o.buffer.constant and o.strides[-1] == 1
 
 
 def _factors(e: Expr) -> list[Expr]:
