@@ -17,6 +17,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,14 @@ from mpmath import mp, mpf
 mp.dps = 60
 Real = Callable[[mpf], mpf]
 KERNELS = Path(__file__).parent.parent / "npu_compiler/targets/cpu/kernels"
-HEADERS = ("elementary.h", "arcsine.h", "double.h", "double_trigonometry.h")
+HEADERS = (
+    "elementary.h",
+    "elementary_avx512.h",
+    "elementary_portable.h",
+    "arcsine.h",
+    "double.h",
+    "double_trigonometry.h",
+)
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,11 @@ def _log_tail(f: mpf) -> mpf:
     if abs(f) < mpf("1e-8"):
         return mpf(1) / 3 - f / 4 + f * f / 5
     return (mp.log1p(f) - f + f * f / 2) / f**3
+
+
+def _log_square_tail(r: mpf) -> mpf:
+    """(log(1+r) - r) / r^2."""
+    return mpf(-1) / 2 + r / 3 - r * r / 4 if abs(r) < mpf("1e-8") else (mp.log1p(r) - r) / r**2
 
 
 def _odd_tail(function: Real, third: mpf, fifth: mpf) -> Real:
@@ -105,6 +118,9 @@ _TANH_SPLIT = mpf("0.3")
 _ERF_SPLIT = mpf("0.75")
 _ERF_END = mpf(4)
 
+LOGARITHMS = {"LOG": mp.e, "LOG2": mpf(2), "LOG10": mpf(10)}
+_LOG_REACH = mpf(1) / 32  # of the remainders that LOG_INVERSE leaves
+
 FITS = (
     # exp(r) = 1 + r + r^2/2 + r^3 P(r)
     Fit("EXP_TAIL", _exp_tail, lambda r: r**3 / mp.exp(r),
@@ -126,6 +142,18 @@ FITS = (
     # asin(x) = x + x^3 P(x^2)
     Fit("ASIN_TAIL", _odd_tail(mp.asin, mpf(1) / 6, mpf(3) / 40), _relative_cubic(mp.asin),
         mpf(0), mpf(1) / 4, 5, 2**-27),
+    # tan(x), sin(x) = x + x^3 P(x^2), cos(x) = 1 - x^2/2 + x^4 P(x^2)
+    Fit("TAN_TAIL", _odd_tail(mp.tan, mpf(1) / 3, mpf(2) / 15), _relative_cubic(mp.tan),
+        mpf(0), _PI_4**2, 7, 2**-26),
+    Fit("SIN_NEAR", _odd_tail(mp.sin, mpf(-1) / 6, mpf(1) / 120), _relative_cubic(mp.sin),
+        mpf(0), _PI_4**2, 3, 2**-26),
+    Fit("COS_NEAR", _cos_tail, lambda z: z * z / mp.cos(mp.sqrt(z)), mpf(0), _PI_4**2, 3, 2**-27),
+    # log(1+r), log2(1+r), log10(1+r) = r / log(base) + r^2 P(r)
+    *(
+        Fit(f"{name}_NEAR", lambda r, base=base: _log_square_tail(r) / mp.log(base),
+            lambda r: r**2 / mp.log1p(r) if r else mpf(0), -_LOG_REACH, _LOG_REACH, 4, 2**-28)
+        for name, base in LOGARITHMS.items()
+    ),
     # sin(x) = x + x^3 P(x^2), in double for a float result
     Fit("SIN_TAIL", _odd_tail(mp.sin, mpf(-1) / 6, mpf(1) / 120), _relative_cubic(mp.sin),
         mpf(0), (mp.pi / 2 * mpf("1.0001")) ** 2, 5, 2**-34, 53),
@@ -238,29 +266,45 @@ def solve(fit: Fit) -> tuple[list[float], float]:
     return [float(c) for c in fixed], float(error)
 
 
-def erf_table() -> list[list[float]]:
-    """The rows of ERF_TABLE, for intervals of a = |x| that are 1/8 wide: their centres, the values there, and the
-    coefficients of (erf(a) - value) / (a - centre), of rising order.
+def interval_table(function: Real, slope: Real, intervals: list[tuple[mpf, mpf]], grid: mpf) -> list[list[float]]:
+    """The rows of a table for intervals of a: their centres, the values there, and the coefficients of
+    (function(a) - value) / (a - centre), of rising order. ``slope`` is the derivative.
 
-    A centre is a float at which erf is almost a float (S. Gal, "Computing elementary functions: a new approach", 1986).
-    In the first interval the value is a itself, so only erf(a) / a - 1 is approximated.
+    A centre is a float at which the function is almost a float (S. Gal, "Computing elementary functions: a new
+    approach", 1986), a multiple of ``grid``. In an interval that begins at 0 the value is a itself, so only
+    function(a) / a - 1 is approximated.
     """
     columns = []
-    for n in range(32):
-        low, high = mpf(n) / 8, mpf(n + 1) / 8
+    for low, high in intervals:
         centre = mpf(0)
-        if n:
-            steps = (mpf(n) / 8 + mpf(1) / 16 + mpf(i) / 2**20 for i in range(-2000, 2001))
-            centre = min(steps, key=lambda c: abs(mp.erf(c) - _rounded(mp.erf(c), 24)))
-        at = mp.erf(centre)
+        if low:
+            steps = ((low + high) / 2 + i * grid for i in range(-2000, 2001))
+            centre = min(steps, key=lambda c: abs(function(c) - _rounded(function(c), 24)))
+        at = function(centre)
 
-        def slope(t: mpf, centre: mpf = centre, at: mpf = at, first: bool = n == 0) -> mpf:
-            there = 2 * mp.exp(-(centre**2)) / mp.sqrt(mp.pi)
-            return (there if abs(t) < mpf("1e-25") else (mp.erf(centre + t) - at) / t) - first
+        def quotient(t: mpf, centre: mpf = centre, at: mpf = at, first: bool = not low) -> mpf:
+            return (slope(centre) if abs(t) < mpf("1e-25") else (function(centre + t) - at) / t) - first
 
-        falling = mp.chebyfit(slope, [low - centre, high - centre], 5)
+        falling = mp.chebyfit(quotient, [low - centre, high - centre], 5)
         columns.append([float(_rounded(c, 24)) for c in (centre, at, *reversed(falling))])
     return [list(row) for row in zip(*columns, strict=True)]
+
+
+def erf_table() -> list[list[float]]:
+    """The rows of ERF_TABLE, for intervals that are 1/8 wide."""
+    intervals = [(mpf(n) / 8, mpf(n + 1) / 8) for n in range(32)]
+    return interval_table(mp.erf, lambda a: 2 * mp.exp(-(a**2)) / mp.sqrt(mp.pi), intervals, mpf(2) ** -20)
+
+
+def tanh_table() -> list[list[float]]:
+    """The rows of TANH_TABLE, for numbers of one exponent and two more bits of the fraction: an interval is found by
+    the last five of these bits. It begins at 0 for numbers below 1/8; no numbers are above 9.1."""
+    intervals = []
+    for n in range(32):
+        exponent = (n // 4 + 5) % 8 - 4  # the biased one, 127 more, is n // 4 modulo 8
+        low, high = (mpf(2) ** exponent * (1 + mpf(n % 4 + i) / 4) for i in range(2))
+        intervals.append((mpf(0), mpf(1) / 8) if exponent == -4 else (low, mpf("9.1") if low == 8 else high))
+    return interval_table(mp.tanh, lambda a: mp.sech(a) ** 2, intervals, mpf(2) ** -20)
 
 
 def exp_table() -> list[list[float]]:
@@ -270,13 +314,68 @@ def exp_table() -> list[list[float]]:
     return [[float(x) for x in heads], [float(_rounded(x - h, 24)) for x, h in zip(exact, heads, strict=True)]]
 
 
-TABLES: dict[str, Callable[[], list[list[float]]]] = {"EXP_TABLE": exp_table, "ERF_TABLE": erf_table}
+def log_inverses() -> list[float]:
+    """An approximate reciprocal c of the arguments m in each interval of logarithms, with 7 bits, so that m c - 1 is
+    (nearly) exact. Number n holds those whose fraction begins with the bits of n: m in [1, 1.5), then in [0.75, 1)."""
+    steps = [128 if n < 16 else 64 for n in range(32)]
+    middles = [(1 + (n + mpf(1) / 2) / 32) / (1 if n < 16 else 2) for n in range(32)]
+    return [
+        1.0 if n in (0, 31) else float(mp.nint(s / m) / s) for n, (m, s) in enumerate(zip(middles, steps, strict=True))
+    ]
+
+
+def log_table(base: mpf) -> list[list[float]]:
+    """-log(c) / log(base) of :func:`log_inverses` as head, a multiple of 2^-15, and tail."""
+    exact = [-mp.log(mpf(c)) / mp.log(base) for c in log_inverses()]
+    heads = [mp.nint(x * 2**15) / 2**15 for x in exact]
+    return [[float(x) for x in heads], [float(_rounded(x - h, 24)) for x, h in zip(exact, heads, strict=True)]]
+
+
+def atan_tables() -> dict[str, list[list[float]]]:
+    """ATAN_TABLE: for intervals of u in [0, 1] that are 1/16 wide, their centres and the coefficients of
+    (atan(u) - atan(centre)) / (u - centre), of rising order; in the first interval, of atan(u) / u - 1 by u^2.
+    ATAN_BASE: atan(centre), then pi/2 - atan(centre), as head and tail. At a centre, the former is almost a float."""
+    columns, bases = [], []
+    for n in range(16):
+        low, high, centre = mpf(n) / 16, mpf(n + 1) / 16 * mpf("1.0001"), mpf(0)
+        if n:
+            steps = (mpf(n) / 16 + mpf(1) / 32 + mpf(i) / 2**21 for i in range(-2000, 2001))
+            centre = min(steps, key=lambda c: abs(mp.atan(c) - _rounded(mp.atan(c), 24)))
+
+        def slope(t: mpf, centre: mpf = centre) -> mpf:
+            there = 1 / (1 + centre**2)
+            return there if abs(t) < mpf("1e-25") else (mp.atan(centre + t) - mp.atan(centre)) / t
+
+        if n:
+            falling = mp.chebyfit(slope, [low - centre, high - centre], 4)
+        else:
+            falling = [*mp.chebyfit(_odd_tail(mp.atan, mpf(-1) / 3, mpf(1) / 5), [low**2, high**2], 3), mpf(0)]
+        columns.append([float(_rounded(c, 24)) for c in (centre, *reversed(falling))])
+        bases.append(mp.atan(centre))
+    exact = [*bases, *(mp.pi / 2 - x for x in bases)]
+    heads = [_rounded(x, 24) for x in exact]
+    tails = [float(_rounded(x - h, 24)) for x, h in zip(exact, heads, strict=True)]
+    return {
+        "ATAN_TABLE": [list(row) for row in zip(*columns, strict=True)],
+        "ATAN_BASE": [[float(x) for x in heads], tails],
+    }
+
+
+TABLES: dict[str, Callable[[], list[list[float]]]] = {
+    "EXP_TABLE": exp_table,
+    "ERF_TABLE": erf_table,
+    "TANH_TABLE": tanh_table,
+    "LOG_INVERSE": lambda: [log_inverses()],
+    **{f"{name}_TABLE": partial(log_table, base) for name, base in LOGARITHMS.items()},
+    **{name: partial(lambda name: atan_tables()[name], name) for name in ("ATAN_TABLE", "ATAN_BASE")},
+}
 
 
 def table_declaration(name: str, rows: list[list[float]]) -> str:
     """The C++ text of a table in a header."""
     lines = [", ".join(re.sub(r"\.?0*p", "p", c.hex()) + "f" for c in row) for row in rows]
-    return f"alignas(64) constexpr float {name}[{len(rows)}][32] = {{{', '.join(f'{{{x}}}' for x in lines)}}};"
+    size = f"[{len(rows)}][{len(rows[0])}]"
+    return f"alignas(64) constexpr float {name}{size} = {{{', '.join(f'{{{x}}}' for x in lines)}}};"
 
 
 def declaration(fit: Fit, coefficients: list[float]) -> str:

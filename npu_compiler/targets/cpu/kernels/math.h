@@ -1,6 +1,6 @@
 // Mathematical functions on lane vectors: vf (float), vd (double), vi32 and vi64 where they make sense.
 //
-// The common functions of vf are vector code (elementary.h, arcsine.h), and so are those of vd that double.h and
+// The common functions of vf are vector code (elementary*.h, arcsine.h), and so are those of vd that double.h and
 // double_trigonometry.h have. Other functions of vf are those, rounded once. What is left calls libm lane by lane.
 #pragma once
 #include "arcsine.h"
@@ -23,20 +23,10 @@ NPU_INLINE vf erfc(vf x) { return call_by_lane(x, [](float v) { return (float)__
 
 // ---------------------------------------------------------------------------------------------- through double.h
 template <class F> NPU_INLINE vf through_double(vf x, F f) {
-  half_vf h[2];
-  store_bytes(h, x);
-  for (half_vf& v : h) v = __builtin_convertvector(f(__builtin_convertvector(v, half_vd)), half_vf);
-  return load_bytes<vf>(h);
+  return by_halves([&](half_vf v) NPU_HALF { return to_float(f(to_double(v))); }, x);
 }
 template <class F> NPU_INLINE vf through_double(vf x, vf y, F f) {
-  half_vf h[2], k[2];
-  store_bytes(h, x);
-  store_bytes(k, y);
-  for (int i = 0; i < 2; i++) {
-    half_vd r = f(__builtin_convertvector(h[i], half_vd), __builtin_convertvector(k[i], half_vd));
-    h[i] = __builtin_convertvector(r, half_vf);
-  }
-  return load_bytes<vf>(h);
+  return by_halves([&](half_vf a, half_vf b) NPU_HALF { return to_float(f(to_double(a), to_double(b))); }, x, y);
 }
 
 NPU_INLINE vd exp(vd x) { return by_halves([](half_vd v) NPU_HALF { return exp(v); }, x); }
@@ -65,7 +55,9 @@ NPU_DOUBLE(atanh, atanh<true>)
 NPU_DOUBLE(atan, atan)
 NPU_DOUBLE(asin, asin)
 NPU_DOUBLE(acos, acos)
+#if !NPU_AVX512
 NPU_FLOAT(atan, atan<false>, INFINITY_D)
+#endif
 NPU_FLOAT(asinh, asinh, INFINITY_D)
 NPU_FLOAT(acosh, acosh, INFINITY_D)
 NPU_FLOAT(atanh, atanh<false>, INFINITY_D)
@@ -85,11 +77,13 @@ NPU_PERIODIC(sin)
 NPU_PERIODIC(cos)
 NPU_PERIODIC(tan)
 #undef NPU_PERIODIC
+#if !NPU_AVX512
 static NPU_NOINLINE __attribute__((unused)) vf tan(vf x) {
   if (__builtin_expect(any(abs(x) > (float)TURN_LIMIT), 0))
     return by_lane(x, [](float v) { return (float)__builtin_tan((double)v); });
   return through_double(x, [](half_vd v) NPU_HALF { return tan<false>(v); });
 }
+#endif
 
 static NPU_NOINLINE __attribute__((unused)) vf atan2(vf y, vf x) {
   return through_double(y, x, [](half_vd a, half_vd b) NPU_HALF { return atan2<false>(a, b); });

@@ -167,14 +167,8 @@ template <> inline __attribute__((always_inline)) vf splat<vf>(float s) {
 #endif
 }
 
-// Value conversion between lane vectors; float to integer truncates.
-template <class To, class From> NPU_INLINE To cvt(From v) {
-  if constexpr (is_same<To, From>::value) return v;
-  else return __builtin_convertvector(v, To);
-}
-
-// Applies f to each half of a vector that takes two registers (vd, vi64). Compilers would scalarise a comparison or a
-// select of the whole vector.
+// Applies f to each half of a vector. Compilers would scalarise a comparison or a select of a whole vector that takes two
+// registers (vd, vi64), and would pass a vector that takes one through the stack.
 template <class V> using half_t = typename vec_of<lane_t<V>, VL / 2>::type;
 typedef half_t<vf> half_vf;
 typedef half_t<vd> half_vd;
@@ -183,15 +177,53 @@ typedef half_t<vi64> half_vi64;
 template <class F, class A, class... Vs> NPU_INLINE auto by_halves(F f, A a, Vs... vs) {
   auto half = [](auto v, int h) NPU_HALF {
     half_t<decltype(v)> x;
+#if NPU_AVX512
+    if constexpr (sizeof v == 64) {
+      const __m256i part = h ? _mm512_extracti64x4_epi64((__m512i)v, 1) : _mm512_castsi512_si256((__m512i)v);
+      memcpy(&x, &part, sizeof x);
+      return x;
+    }
+#endif
     memcpy(&x, (const char*)&v + h * sizeof x, sizeof x);
     return x;
   };
   auto low = f(half(a, 0), half(vs, 0)...), high = f(half(a, 1), half(vs, 1)...);
   typename vec_of<typename lane_of_half<decltype(low)>::type, VL>::type out;
+#if NPU_AVX512
+  if constexpr (sizeof low == 32)
+    return (decltype(out))_mm512_inserti64x4(_mm512_castsi256_si512((__m256i)low), (__m256i)high, 1);
+#endif
   memcpy(&out, &low, sizeof low);
   memcpy((char*)&out + sizeof low, &high, sizeof high);
   return out;
 }
+
+// Conversions of half a vector: compilers would convert a quarter at a time.
+NPU_INLINE half_vd to_double(half_vf x) {
+#if NPU_AVX512
+  return (half_vd)_mm512_cvtps_pd((__m256)x);
+#else
+  return __builtin_convertvector(x, half_vd);
+#endif
+}
+NPU_INLINE half_vf to_float(half_vd x) {
+#if NPU_AVX512
+  return (half_vf)_mm512_cvtpd_ps((__m512d)x);
+#else
+  return __builtin_convertvector(x, half_vf);
+#endif
+}
+
+// Value conversion between lane vectors; float to integer truncates.
+template <class To, class From> NPU_INLINE To cvt(From v) {
+  if constexpr (is_same<To, From>::value) return v;
+  else if constexpr (is_same<From, vf>::value && is_same<To, vd>::value)
+    return by_halves([](half_vf x) NPU_HALF { return to_double(x); }, v);
+  else if constexpr (is_same<From, vd>::value && is_same<To, vf>::value)
+    return by_halves([](half_vd x) NPU_HALF { return to_float(x); }, v);
+  else return __builtin_convertvector(v, To);
+}
+
 template <class V> constexpr bool is_wide = sizeof(V) > sizeof(vi32);
 template <class F, class V, class... Vs> NPU_INLINE auto by_registers(F f, V v, Vs... vs) {
   if constexpr (is_wide<V>) return by_halves(f, v, vs...);
