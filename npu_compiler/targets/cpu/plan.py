@@ -319,8 +319,10 @@ def _goes_along_tile(nest: Nest, lane: int, tile: int, lanes: int) -> bool:
 
 # -- vectors and scratch ------------------------------------------------------------------------------------------
 def _vectors_for(plan: Plan, steps: list[Step]) -> int:
-    """Return the unroll factor: enough vectors to hide latency in light bodies, one in heavy bodies."""
-    if plan.lane is None or sum(expr.cost(s.value) for s in steps) > LIGHT:
+    """Return the unroll factor: enough vectors to hide latency in light bodies, one in heavy bodies. Where lanes are
+    neighbours and rows are reduced, it also counts how many lines of each row are read at once."""
+    heavy = sum(expr.cost(s.value) for s in steps) > LIGHT
+    if plan.lane is None or heavy and not (plan.across_rows and plan.nest.reduced):
         return 1
     max_unroll = 2 if any(scratch_item(s.value.dtype) == 8 for s in steps if s.kind == "reduce") else 4
     vectors = plan.nest.size[plan.lane] // LANES

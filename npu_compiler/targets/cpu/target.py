@@ -87,10 +87,10 @@ class CPUTarget(Selectable[CPUDevice]):
 
     def _packs(self, dtype: str) -> bool:
         """Whether the register tile multiplies panels of ``dtype``, as they are: not with tiles of AMX, and not if
-        pairs become floats because their dot product is slow."""
-        if "amx_tile" in self.device.features or (dtype == "bfloat16" and self.device.flags):
-            return dtype == "float64"
-        return dtypes.is_float(dtype)
+        pairs become floats because their dot product is slow. Small float32 matrices take longer in pieces."""
+        if "amx_tile" in self.device.features:
+            return dtype in ("float32", "float64")
+        return dtypes.is_float(dtype) and not (dtype == "bfloat16" and self.device.flags)
 
     def emit(self, schedules: list[Schedule], *, build: bool = True) -> Emitted:
         device, units = self.device, _Units(self.device.costs)

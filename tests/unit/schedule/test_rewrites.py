@@ -231,6 +231,7 @@ EXAMPLES = [
     Example("fold_position_masks", "cuda", "float32"),
     Example("fold_position_masks", "metal", "bfloat16"),
     Example("pack_in_products", "cpu:x86-64-v4", on_graph(lambda: small_products("float32", False))),
+    Example("pack_in_products", "cpu:amx", on_graph(lambda: small_products("float32", False))),
     Example("pack_in_products", "cpu:avx2", on_graph(lambda: small_products("bfloat16", True))),
     Example("fuse_decode_attention", "cuda", "bfloat16"),
     Example("fuse_decode_attention", "metal", "float32"),

@@ -183,6 +183,7 @@ template <class T> NPU_INLINE bool gather_neighbours(const T* p, vi32 offset, in
   if (apart >= 16 || _mm512_mask_cmpgt_epu32_mask(lanes, from, last)) return false;
   const __mmask16 needed = (__mmask16)((2u << apart) - 1);
   const T* const first = p + _mm_cvtsi128_si32(_mm512_castsi512_si128(at));
+  __builtin_prefetch((const char*)first + 2048);  // loads with a mask do not train AMD's prefetcher
   if constexpr (sizeof(T) == 8) {
     const __m512i low = _mm512_maskz_loadu_epi64((__mmask8)needed, first);
     const __m512i high = _mm512_maskz_loadu_epi64((__mmask8)(needed >> 8), first + 8);
@@ -230,6 +231,8 @@ template <class T, class I, class L> NPU_INLINE vec<T> gather(const T* p, I offs
 template <class T, class L> NPU_INLINE vec<T> ld_masked(const T* p, long stride, vi32 mask, L l) {
 #if NPU_AVX512
   const __mmask16 m = lane_mask(mask, (int)l);
+  if constexpr (is_same<L, Full>::value)
+    if ((stride == 1 || stride == 2) && __builtin_expect(m == 0xffff, 1)) return ld_strided(p, stride, l);
   if (stride == 1) return ld_under(p, m);
   if (stride == 2) return ld_every_second(p, m);
   if constexpr (sizeof(T) >= 4) return gather_words(p, iota<vi64>() * stride, m);

@@ -113,6 +113,26 @@ template <class T> NPU_INLINE vec<T> ld_every_second(const T* p, __mmask16 m) {
     return widened<T>(_mm256_cvtepi16_epi8(_mm256_maskz_loadu_epi8(wanted, p)));
   }
 }
+// The same for all lanes: reads p[0] to p[30]. Loads without a mask let AMD's CPUs prefetch what follows; those with one
+// do not, which costs three quarters of the bandwidth of memory.
+template <class T> NPU_INLINE vec<T> ld_every_second(const T* p) {
+  if constexpr (sizeof(T) == 8) {
+    const __m512i at = _mm512_set_epi64(15, 13, 11, 9, 6, 4, 2, 0);
+    const __m512i half[2] = {_mm512_permutex2var_epi64(_mm512_loadu_si512(p), at, _mm512_loadu_si512(p + 7)),
+                             _mm512_permutex2var_epi64(_mm512_loadu_si512(p + 16), at, _mm512_loadu_si512(p + 23))};
+    return load_bytes<vec<T>>(half);
+  } else if constexpr (sizeof(T) == 4) {
+    const __m512i at = _mm512_set_epi32(31, 29, 27, 25, 23, 21, 19, 17, 14, 12, 10, 8, 6, 4, 2, 0);
+    return (vec<T>)_mm512_permutex2var_epi32(_mm512_loadu_si512(p), at, _mm512_loadu_si512(p + 15));
+  } else if constexpr (sizeof(T) == 2) {
+    const __m256i low = _mm256_loadu_si256((const __m256i*)p), high = _mm256_loadu_si256((const __m256i*)(p + 15));
+    const __m256i odd = _mm256_srli_epi32(high, 16);
+    return widened<T>(_mm512_cvtepi32_epi16(_mm512_inserti64x4(_mm512_castsi256_si512(low), odd, 1)));
+  } else {
+    const __m128i low = _mm_loadu_si128((const __m128i*)p), high = _mm_loadu_si128((const __m128i*)(p + 15));
+    return widened<T>(_mm_packus_epi16(_mm_and_si128(low, _mm_set1_epi16(0xff)), _mm_srli_epi16(high, 8)));
+  }
+}
 #endif
 
 template <class T> NPU_INLINE vec<T> ld(const T* p, int n) {
@@ -262,12 +282,16 @@ template <class V> NPU_INLINE V reversed(V v) {
 // Load and store lanes that are `stride` elements apart.
 template <class T, class L> NPU_INLINE vec<T> ld_strided(const T* p, long stride, L lanes) {
   if (stride == 1) return ld(p, lanes);
-#if NPU_AVX512
-  if (stride == 2) return ld_every_second(p, lane_mask((int)lanes));
-  if (stride == -1) return reversed(ld_under(p - (VL - 1), (__mmask16)(lane_mask((int)lanes) << (VL - (int)lanes))));
-#endif
   if constexpr (is_same<L, Full>::value)
     if (stride == -1) return reversed(ld(p - (VL - 1), lanes));
+#if NPU_AVX512
+  if constexpr (is_same<L, Full>::value) {
+    if (stride == 2) return ld_every_second(p);
+  } else {
+    if (stride == 2) return ld_every_second(p, lane_mask(lanes));
+    if (stride == -1) return reversed(ld_under(p - (VL - 1), (__mmask16)(lane_mask(lanes) << (VL - lanes))));
+  }
+#endif
   vec<T> v{};
   for (int i = 0; i < (int)lanes; i++) v[i] = ld1(p + i * stride);
   return v;
