@@ -20,7 +20,7 @@ LIGHT = 24  # the most scalar operations of a body that is unrolled
 # Float additions into one partial sum before it is flushed: fewer if all lanes are added up at the end of the row.
 SEQUENTIAL_ALONG, SEQUENTIAL_ACROSS = 8, 16
 TILE_MIN = 8  # shorter dims are not tiled
-LINE, PAGE = 64, 4096  # bytes
+LINE, SETS, PAGE = 64, 1024, 4096  # bytes; of 64 sets of lines, those that are SETS apart use 4
 NEAR_GATHER = 6.0  # the cost of a vector of elements that may be neighbours: a load, a permutation and a test
 MAX_SEGMENTS = 6  # into which the lane dim is divided
 HOISTED = 12  # scalar operations for which a row dim becomes a loop inside the lane loop
@@ -311,10 +311,14 @@ def _choose_tile(nest: Nest) -> tuple[int, int, list[Expr]] | None:
 
 def _goes_along_tile(nest: Nest, lane: int, tile: int, lanes: int) -> bool:
     """Whether the loop over tiles that is inside follows the loads rather than the stores. A thread then reads a few
-    long rows, and writes cache lines that are far apart. Lines of which a tile takes only a part would be moved twice.
-    ``lanes``: those of a vector register."""
+    long rows, and writes cache lines that are far apart. Lines of which a tile takes only a part would be moved twice,
+    and lines of results that are a multiple of ``SETS`` bytes apart compete for a few sets of the L1 cache. ``lanes``:
+    those of a vector register."""
     size = min(dtypes.DTYPES[op.dtype].size for op in nest.outputs)
-    return lanes * size >= LINE and nest.size[lane] < LONGER * nest.size[tile]
+    targets = [s.target for s in nest.steps if s.target is not None]
+    apart = [affine.affine(t.args[0]).coefficient(tile) * dtypes.DTYPES[t.dtype].size for t in targets]
+    compete = any(stride and stride % SETS == 0 for stride in apart)
+    return lanes * size >= LINE and nest.size[lane] < LONGER * nest.size[tile] and not compete
 
 
 # -- vectors and scratch ------------------------------------------------------------------------------------------
@@ -322,7 +326,7 @@ def _vectors_for(plan: Plan, steps: list[Step]) -> int:
     """Return the unroll factor: enough vectors to hide latency in light bodies, one in heavy bodies. Where lanes are
     neighbours and rows are reduced, it also counts how many lines of each row are read at once."""
     heavy = sum(expr.cost(s.value) for s in steps) > LIGHT
-    if plan.lane is None or heavy and not (plan.across_rows and plan.nest.reduced):
+    if plan.lane is None or (heavy and not (plan.across_rows and plan.nest.reduced)):
         return 1
     max_unroll = 2 if any(scratch_item(s.value.dtype) == 8 for s in steps if s.kind == "reduce") else 4
     vectors = plan.nest.size[plan.lane] // LANES
