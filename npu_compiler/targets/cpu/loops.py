@@ -310,7 +310,8 @@ class _Emitter:
                 kind = vector_kind(x.dtype)
                 body.items.append(f"{CTYPE.get(kind, kind)} {names[x]}[VL];")
                 source = f"{render.inputs[x.value.operand]} + {at.offset}"
-                body.items.append(f"ld_tile({names[x]}, {source}, {at.stride}, L, n);")
+                step = affine.affine(x.args[0]).coefficient(tile)
+                body.items.append(f"ld_tile<{step}>({names[x]}, {source}, {at.stride}, L, n);")
             with body.child("for (int k = 0; k < n; k++) {", binds=frozenset((tile,))) as inner:
                 inner.items.append(f"const long i{tile} = i{corner} + k;")
                 for x, name in names.items():

@@ -20,7 +20,9 @@ LIGHT = 24  # the most scalar operations of a body that is unrolled
 # Float additions into one partial sum before it is flushed: fewer if all lanes are added up at the end of the row.
 SEQUENTIAL_ALONG, SEQUENTIAL_ACROSS = 8, 16
 TILE_MIN = 8  # shorter dims are not tiled
+NEAR = 4  # the largest stride of stores in elements that fill neighbouring cache lines
 LINE, SETS, PAGE = 64, 1024, 4096  # bytes; of 64 sets of lines, those that are SETS apart use 4
+INTERLEAVED = 3.0  # the cost of a vector of a store that is interleaved with those of a few neighbouring results
 NEAR_GATHER = 6.0  # the cost of a vector of elements that may be neighbours: a load, a permutation and a test
 MAX_SEGMENTS = 6  # into which the lane dim is divided
 HOISTED = 12  # scalar operations for which a row dim becomes a loop inside the lane loop
@@ -115,7 +117,7 @@ def make_plan(nest: Nest, costs: CPUCosts) -> Plan:
         plan.tiles_along = _goes_along_tile(nest, *transposed[:2], costs.lanes)
     else:
         plan.masked = 1.5 if costs.lanes == LANES else math.inf
-        plan.interleaved = _choose_interleave(plan)
+        plan.interleaved = _interleaved_dim(nest, lane)
         plan.inner = _choose_inner(plan)
     plan.unroll = [_vectors_for(plan, p.steps) for p in row.passes]
     if across_rows:
@@ -236,12 +238,16 @@ def _lane_cost(nest: Nest, dim: int) -> float:
     if any(_follows_no_stride(x, dim) for x, _ in found):  # in parts of the dim they may be affine
         parts = segments([x for x, _ in found], dim, nest.ranges)
     points = nest.points(nest.reduction_dims)
+    interleaved = _interleaved_dim(nest, dim) is not None
     cost = 0.0
     for low, high in parts:
         ranges = {**nest.ranges, dim: (low, high - 1)}
         vectors = math.ceil((high - low) / LANES) / size
         work: list[tuple[float, bool]] = [(expr.cost(s.value), s.per_row) for s in nest.steps]
-        work += [(_access_cost(affine.simplify(x, ranges) if len(parts) > 1 else x, dim), r) for x, r in found]
+        for x, per_row in found:
+            stored = interleaved and x.value.operand < 0 and high - low >= LANES
+            access = affine.simplify(x, ranges) if len(parts) > 1 else x
+            work.append((INTERLEAVED if stored else _access_cost(access, dim), per_row))
         cost += (1.0 + sum(n for n, per_row in work if not per_row)) * vectors
         cost += sum(n for n, per_row in work if per_row) * (vectors if dim not in nest.reduced else 1.0) / points
     if all(affine.affine(x.args[0]).coefficient(dim) == 1 for x, _ in found if x.value.operand < 0):
@@ -285,23 +291,23 @@ def _strided_cost(nbytes: int) -> float:
 
 
 def _choose_tile(nest: Nest) -> tuple[int, int, list[Expr]] | None:
-    """Return (lane dim, tile dim, loads) if stores are contiguous along one dim and some loads along another."""
+    """Return (lane dim, tile dim, loads) if stores are contiguous along one dim, or nearly, and some loads along
+    another, of which they may read every second element."""
     if nest.reduced or nest.serial:
         return None
     found = accesses(nest)
     stores = [affine.affine(x.args[0]) for x, _ in found if x.value.operand < 0]
-    lane = next(
-        (d for d in nest.order if nest.size[d] >= TILE_MIN and all(f.coefficient(d) == 1 for f in stores)), None
-    )
-    if lane is None:
+    near = [d for d in nest.order if nest.size[d] >= TILE_MIN and all(0 < f.coefficient(d) <= NEAR for f in stores)]
+    if not near:
         return None
+    lane = min(near, key=lambda d: max(f.coefficient(d) for f in stores))
     groups: dict[int, list[Expr]] = {}
     for x, _ in found:
         form, access = affine.affine(x.args[0]), x.value
         if access.operand < 0 or access.guarded or access.checks or form.opaque() or form.coefficient(lane) in (0, 1):
             continue
         for d in nest.order:
-            if d != lane and form.coefficient(d) == 1 and nest.size[d] >= TILE_MIN:
+            if d != lane and form.coefficient(d) in (1, 2) and nest.size[d] >= TILE_MIN:
                 groups.setdefault(d, []).append(x)
     if not groups:
         return None
@@ -434,9 +440,8 @@ def _split_work(plan: Plan, costs: CPUCosts, far: int) -> None:
     plan.chunks = -(-plan.units // plan.per_chunk)
 
 
-def _choose_interleave(plan: Plan) -> int | None:
+def _interleaved_dim(nest: Nest, lane: int | None) -> int | None:
     """Return a dim of 2 to 4 positions that is innermost in stores, with the lane dim just outside it, or None."""
-    nest, lane = plan.nest, plan.lane
     if nest.reduced or nest.serial or lane is None:
         return None
     targets = [s.target for s in nest.steps if s.target is not None]

@@ -250,9 +250,9 @@ template <class T, class I, class L> NPU_INLINE void scatter(T* p, I offset, vec
 }
 
 // ---------------------------------------------------------------------------------------------- tiles
-// Loads a tile transposed: lane i of out[k] is p[i * stride + k], for k < n. Vectors of two registers are transposed in
-// four blocks, each of which fits in the registers.
-template <class T, class L> NPU_INLINE void ld_tile(vec<T> (&out)[VL], const T* p, long stride, L rows, int n) {
+// Loads a tile transposed: lane i of out[k] is p[i * stride + k * STEP], for k < n. Vectors of two registers are transposed
+// in four blocks, each of which fits in the registers.
+template <int STEP, class T, class L> NPU_INLINE void ld_tile(vec<T> (&out)[VL], const T* p, long stride, L rows, int n) {
   typedef typename vec_of<scalar<T>, is_wide<vec<T>> ? VL / 2 : VL>::type Part;
   constexpr int side = sizeof(Part) / sizeof(scalar<T>);
 #pragma GCC unroll 2
@@ -263,7 +263,8 @@ template <class T, class L> NPU_INLINE void ld_tile(vec<T> (&out)[VL], const T* 
 #pragma GCC unroll 16
       for (int i = 0; i < side; i++) {
         vec<T> v{};
-        if (row + i < (int)rows) v = n == VL ? ld(p + (row + i) * stride, Full{}) : ld(p + (row + i) * stride, n);
+        const T* const from = p + (row + i) * stride;
+        if (row + i < (int)rows) v = n == VL ? ld_strided(from, STEP, Full{}) : ld_strided(from, STEP, n);
         memcpy(&block[i], (const scalar<T>*)&v + column, sizeof(Part));
       }
       transpose_registers(block);

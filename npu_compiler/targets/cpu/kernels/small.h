@@ -44,7 +44,7 @@ NPU_INLINE void scan_tiles(const T* in, long in_row, T* out, long out_row, long 
   for (long i = 0; i < n; i += VL) {
     vec<T> tile[VL];
     const int width = (int)scalar_min<long>(VL, n - i);
-    ld_tile(tile, in + i, in_row, rows, width);
+    ld_tile<1>(tile, in + i, in_row, rows, width);
 #pragma GCC unroll 16
     for (int k = 0; k < VL; k++) {
       acc = Op::combine(cvt<A>(tile[k]), acc);
