@@ -410,6 +410,11 @@ class _Emitter:
             place = render.place(target, body)
             text = f"({text})[0]" if vector_kind(dtype) in ("vf", "vd") else text
             return [f"st1({out} + {place.offset}, {text});"] if place else []
+        if dtype in ("bfloat16", "float16") and self._moves(e, target, dtype):
+            places = render.place(e, body), render.place(target, body)
+            operands = f"a{e.value.operand}", out
+            source, to = (f"{name} + {p.offset}" if p else "" for name, p in zip(operands, places, strict=True))
+            return [f"move({to}, {source}, L);"] if source and to else []
         text = self._named(e, body)
         place = render.place(target, body)
         if place is None:
@@ -421,6 +426,19 @@ class _Emitter:
         if place.stride == 1:
             return [f"st({out} + {place.offset}, {text}, L);"]
         return [f"st_strided({out} + {place.offset}, {place.stride}, {text}, L);"]
+
+    def _moves(self, e: Expr, target: Expr, dtype: str) -> bool:
+        """Whether a store moves elements as they are from neighbours to neighbours: it needs no float32."""
+        if e.op != "load" or e.value.guarded or not 0 <= e.value.operand < len(self.nest.inputs) or self.plan.tiled:
+            return False
+        if self.nest.inputs[e.value.operand].dtype != dtype:
+            return False
+        forms = [affine.affine(x.args[0]) for x in (e, target)]
+        far = [y for x, form in zip((e, target), forms, strict=True) for y in (*form.opaque(), *x.args[1:])]
+        lane = self.plan.lane
+        return (
+            lane is not None and not any(map(self.render.varying, far)) and all(f.coefficient(lane) == 1 for f in forms)
+        )
 
     def _interleaved(self, body: Block, e: Expr, target: Expr, out: str, dim: int) -> list[str]:
         """Emit the interleaved vectors of all positions of a short innermost dim."""

@@ -72,6 +72,12 @@ template <class T> NPU_INLINE vi32 wrap(vi32 v) {
 }
 template <class T> NPU_INLINE int wrap(int v) { return (int)(T)v; }
 
+// Moves elements of two bytes as they are.
+template <class T, class L> NPU_INLINE void move(T* to, const T* from, L lanes) {
+  if constexpr (is_same<L, Full>::value) memcpy(to, from, VL * sizeof(T));
+  else st((int16_t*)to, ld((const int16_t*)from, lanes), lanes);
+}
+
 // Stores values that are bf16 numbers: nothing is rounded.
 template <class L> NPU_INLINE void st_exact(bf16* p, vf v, L lanes) {
 #if NPU_AVX2
