@@ -17,7 +17,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -266,34 +266,48 @@ def solve(fit: Fit) -> tuple[list[float], float]:
     return [float(c) for c in fixed], float(error)
 
 
-def interval_table(function: Real, slope: Real, intervals: list[tuple[mpf, mpf]], grid: mpf) -> list[list[float]]:
+def almost_float(function: Real, middle: mpf, grid: mpf) -> mpf:
+    """The number near ``middle``, a multiple of ``grid`` away, at which the function is closest to a float (S. Gal,
+    "Computing elementary functions: a new approach", 1986)."""
+    steps = (middle + i * grid for i in range(-2000, 2001))
+    return min(steps, key=lambda c: abs(function(c) - _rounded(function(c), 24)))
+
+
+def quotient(function: Real, slope: Real, centre: mpf) -> Real:
+    """t -> (function(centre + t) - function(centre)) / t; ``slope`` is the derivative."""
+    at, there = function(centre), slope(centre)
+    return lambda t: there if abs(t) < mpf("1e-25") else (function(centre + t) - at) / t
+
+
+def transposed(columns: list[list[mpf]]) -> list[list[float]]:
+    """The rows of a table, as floats."""
+    return [[float(_rounded(x, 24)) for x in row] for row in zip(*columns, strict=True)]
+
+
+def heads_and_tails(exact: list[mpf], heads: list[mpf]) -> list[list[float]]:
+    """A row of heads, which are floats, and one of what these lack."""
+    return transposed([[head, x - head] for x, head in zip(exact, heads, strict=True)])
+
+
+def interval_table(function: Real, slope: Real, intervals: list[tuple[mpf, mpf]]) -> list[list[float]]:
     """The rows of a table for intervals of a: their centres, the values there, and the coefficients of
     (function(a) - value) / (a - centre), of rising order. ``slope`` is the derivative.
 
-    A centre is a float at which the function is almost a float (S. Gal, "Computing elementary functions: a new
-    approach", 1986), a multiple of ``grid``. In an interval that begins at 0 the value is a itself, so only
-    function(a) / a - 1 is approximated.
+    In an interval that begins at 0 the value is a itself, so only function(a) / a - 1 is approximated.
     """
     columns = []
     for low, high in intervals:
-        centre = mpf(0)
-        if low:
-            steps = ((low + high) / 2 + i * grid for i in range(-2000, 2001))
-            centre = min(steps, key=lambda c: abs(function(c) - _rounded(function(c), 24)))
-        at = function(centre)
-
-        def quotient(t: mpf, centre: mpf = centre, at: mpf = at, first: bool = not low) -> mpf:
-            return (slope(centre) if abs(t) < mpf("1e-25") else (function(centre + t) - at) / t) - first
-
-        falling = mp.chebyfit(quotient, [low - centre, high - centre], 5)
-        columns.append([float(_rounded(c, 24)) for c in (centre, at, *reversed(falling))])
-    return [list(row) for row in zip(*columns, strict=True)]
+        centre = almost_float(function, (low + high) / 2, mpf(2) ** -20) if low else mpf(0)
+        exact, first = quotient(function, slope, centre), not low
+        falling = mp.chebyfit(lambda t, q=exact, first=first: q(t) - first, [low - centre, high - centre], 5)
+        columns.append([centre, function(centre), *reversed(falling)])
+    return transposed(columns)
 
 
 def erf_table() -> list[list[float]]:
     """The rows of ERF_TABLE, for intervals that are 1/8 wide."""
     intervals = [(mpf(n) / 8, mpf(n + 1) / 8) for n in range(32)]
-    return interval_table(mp.erf, lambda a: 2 * mp.exp(-(a**2)) / mp.sqrt(mp.pi), intervals, mpf(2) ** -20)
+    return interval_table(mp.erf, lambda a: 2 * mp.exp(-(a**2)) / mp.sqrt(mp.pi), intervals)
 
 
 def tanh_table() -> list[list[float]]:
@@ -304,14 +318,13 @@ def tanh_table() -> list[list[float]]:
         exponent = (n // 4 + 5) % 8 - 4  # the biased one, 127 more, is n // 4 modulo 8
         low, high = (mpf(2) ** exponent * (1 + mpf(n % 4 + i) / 4) for i in range(2))
         intervals.append((mpf(0), mpf(1) / 8) if exponent == -4 else (low, mpf("9.1") if low == 8 else high))
-    return interval_table(mp.tanh, lambda a: mp.sech(a) ** 2, intervals, mpf(2) ** -20)
+    return interval_table(mp.tanh, lambda a: mp.sech(a) ** 2, intervals)
 
 
 def exp_table() -> list[list[float]]:
     """The rows of EXP_TABLE: 2^(n/32) as head and tail."""
     exact = [mpf(2) ** (mpf(n) / 32) for n in range(32)]
-    heads = [_rounded(x, 24) for x in exact]
-    return [[float(x) for x in heads], [float(_rounded(x - h, 24)) for x, h in zip(exact, heads, strict=True)]]
+    return heads_and_tails(exact, [_rounded(x, 24) for x in exact])
 
 
 def log_inverses() -> list[float]:
@@ -327,38 +340,35 @@ def log_inverses() -> list[float]:
 def log_table(base: mpf) -> list[list[float]]:
     """-log(c) / log(base) of :func:`log_inverses` as head, a multiple of 2^-15, and tail."""
     exact = [-mp.log(mpf(c)) / mp.log(base) for c in log_inverses()]
-    heads = [mp.nint(x * 2**15) / 2**15 for x in exact]
-    return [[float(x) for x in heads], [float(_rounded(x - h, 24)) for x, h in zip(exact, heads, strict=True)]]
+    return heads_and_tails(exact, [mp.nint(x * 2**15) / 2**15 for x in exact])
 
 
-def atan_tables() -> dict[str, list[list[float]]]:
-    """ATAN_TABLE: for intervals of u in [0, 1] that are 1/16 wide, their centres and the coefficients of
-    (atan(u) - atan(centre)) / (u - centre), of rising order; in the first interval, of atan(u) / u - 1 by u^2.
-    ATAN_BASE: atan(centre), then pi/2 - atan(centre), as head and tail. At a centre, the former is almost a float."""
-    columns, bases = [], []
-    for n in range(16):
-        low, high, centre = mpf(n) / 16, mpf(n + 1) / 16 * mpf("1.0001"), mpf(0)
+@cache
+def atan_centres() -> list[mpf]:
+    """Centres of the intervals of u in [0, 1] that are 1/16 wide, at which atan is almost a float."""
+    middles = (mpf(n) / 16 + mpf(1) / 32 for n in range(1, 16))
+    return [mpf(0), *(almost_float(mp.atan, m, mpf(2) ** -21) for m in middles)]
+
+
+def atan_table() -> list[list[float]]:
+    """The rows of ATAN_TABLE: the centres, and the coefficients of (atan(u) - atan(centre)) / (u - centre), of rising
+    order; in the first interval, of atan(u) / u - 1 by u^2."""
+    columns = []
+    for n, centre in enumerate(atan_centres()):
+        low, high = mpf(n) / 16, mpf(n + 1) / 16 * mpf("1.0001")
         if n:
-            steps = (mpf(n) / 16 + mpf(1) / 32 + mpf(i) / 2**21 for i in range(-2000, 2001))
-            centre = min(steps, key=lambda c: abs(mp.atan(c) - _rounded(mp.atan(c), 24)))
-
-        def slope(t: mpf, centre: mpf = centre) -> mpf:
-            there = 1 / (1 + centre**2)
-            return there if abs(t) < mpf("1e-25") else (mp.atan(centre + t) - mp.atan(centre)) / t
-
-        if n:
-            falling = mp.chebyfit(slope, [low - centre, high - centre], 4)
+            falling = mp.chebyfit(quotient(mp.atan, lambda c: 1 / (1 + c**2), centre), [low - centre, high - centre], 4)
         else:
             falling = [*mp.chebyfit(_odd_tail(mp.atan, mpf(-1) / 3, mpf(1) / 5), [low**2, high**2], 3), mpf(0)]
-        columns.append([float(_rounded(c, 24)) for c in (centre, *reversed(falling))])
-        bases.append(mp.atan(centre))
+        columns.append([centre, *reversed(falling)])
+    return transposed(columns)
+
+
+def atan_base() -> list[list[float]]:
+    """The rows of ATAN_BASE: atan(centre), then pi/2 - atan(centre), as head and tail."""
+    bases = [mp.atan(c) for c in atan_centres()]
     exact = [*bases, *(mp.pi / 2 - x for x in bases)]
-    heads = [_rounded(x, 24) for x in exact]
-    tails = [float(_rounded(x - h, 24)) for x, h in zip(exact, heads, strict=True)]
-    return {
-        "ATAN_TABLE": [list(row) for row in zip(*columns, strict=True)],
-        "ATAN_BASE": [[float(x) for x in heads], tails],
-    }
+    return heads_and_tails(exact, [_rounded(x, 24) for x in exact])
 
 
 TABLES: dict[str, Callable[[], list[list[float]]]] = {
@@ -367,7 +377,8 @@ TABLES: dict[str, Callable[[], list[list[float]]]] = {
     "TANH_TABLE": tanh_table,
     "LOG_INVERSE": lambda: [log_inverses()],
     **{f"{name}_TABLE": partial(log_table, base) for name, base in LOGARITHMS.items()},
-    **{name: partial(lambda name: atan_tables()[name], name) for name in ("ATAN_TABLE", "ATAN_BASE")},
+    "ATAN_TABLE": atan_table,
+    "ATAN_BASE": atan_base,
 }
 
 

@@ -16,7 +16,8 @@ from ..codegen.rounding import is_bfloat16, unrounded
 from ..codegen.row_passes import WORTH_SAVING, Pass
 from .blocks import CTYPE, LANE_TYPE, Block, Value, uniform_kind, vector_kind
 from .devices import MEASURED, CPUCosts
-from .plan import TILE_BLOCK, Plan, make_plan, parts_of_lanes, segments
+from .lanes import segments
+from .plan import TILE_BLOCK, Plan, make_plan, parts_of_lanes
 from .reductions import OPS, accumulator, clip, is_long, reduction_loops, waiting, waiting_type
 from .render import Renderer
 from .small_kernels import emit_small, small_scratch_bytes
@@ -383,10 +384,8 @@ class _Emitter:
             return False
         if self.plan.rows_at_once:  # accumulators of that kind stay in registers
             return False
-        access, form = e.value, affine.affine(e.args[0])
-        if self.plan.lane is None or access.checks or form.opaque():
-            return False
-        return 0 <= access.operand < len(self.nest.inputs) and form.coefficient(self.plan.lane) == 1
+        known = not e.value.checks and not affine.affine(e.args[0]).opaque()
+        return 0 <= e.value.operand < len(self.nest.inputs) and known and self._beside(e)
 
     def _ctype(self, e: Expr) -> str:
         """Return the C++ type of the elements that a load reads."""
@@ -410,11 +409,12 @@ class _Emitter:
             place = render.place(target, body)
             text = f"({text})[0]" if vector_kind(dtype) in ("vf", "vd") else text
             return [f"st1({out} + {place.offset}, {text});"] if place else []
-        if dtype in ("bfloat16", "float16") and self._moves(e, target, dtype):
-            places = render.place(e, body), render.place(target, body)
-            operands = f"a{e.value.operand}", out
-            source, to = (f"{name} + {p.offset}" if p else "" for name, p in zip(operands, places, strict=True))
-            return [f"move({to}, {source}, L);"] if source and to else []
+        if self._moves(e, target, dtype):
+            source, place = render.place(e, body), render.place(target, body)
+            if source is None or place is None:
+                return []
+            moved = f"{render.inputs[e.value.operand]} + {source.offset}"
+            return [f"move({out} + {place.offset}, {moved}, L);"]
         text = self._named(e, body)
         place = render.place(target, body)
         if place is None:
@@ -428,17 +428,18 @@ class _Emitter:
         return [f"st_strided({out} + {place.offset}, {place.stride}, {text}, L);"]
 
     def _moves(self, e: Expr, target: Expr, dtype: str) -> bool:
-        """Whether a store moves elements as they are from neighbours to neighbours: it needs no float32."""
-        if e.op != "load" or e.value.guarded or not 0 <= e.value.operand < len(self.nest.inputs) or self.plan.tiled:
+        """Whether a store moves 16-bit floats as they are from neighbours to neighbours: it needs no float32."""
+        if dtype not in ("bfloat16", "float16") or e.op != "load" or e.value.guarded or self.plan.tiled:
             return False
-        if self.nest.inputs[e.value.operand].dtype != dtype:
+        read = 0 <= e.value.operand < len(self.nest.inputs) and self.nest.inputs[e.value.operand].dtype == dtype
+        return read and self._beside(e) and self._beside(target)
+
+    def _beside(self, x: Expr) -> bool:
+        """Whether the lanes of a load or store are neighbours in memory."""
+        form, lane = affine.affine(x.args[0]), self.plan.lane
+        if lane is None or form.coefficient(lane) != 1:
             return False
-        forms = [affine.affine(x.args[0]) for x in (e, target)]
-        far = [y for x, form in zip((e, target), forms, strict=True) for y in (*form.opaque(), *x.args[1:])]
-        lane = self.plan.lane
-        return (
-            lane is not None and not any(map(self.render.varying, far)) and all(f.coefficient(lane) == 1 for f in forms)
-        )
+        return not any(map(self.render.varying, (*form.opaque(), *x.args[1:])))
 
     def _interleaved(self, body: Block, e: Expr, target: Expr, out: str, dim: int) -> list[str]:
         """Emit the interleaved vectors of all positions of a short innermost dim."""

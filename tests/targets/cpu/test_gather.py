@@ -63,7 +63,7 @@ def test_rows_reversed_and_every_second_element_and_none_outside(march: str) -> 
     row, point = index(0), index(1)
     kernels = []
     for dtype in (*DTYPES, "int8", "int16"):
-        for size, points, place in ((75, 38, point * 2), (43, 43, const(42, "int64") - point)):
+        for size, points, place in ((75, 38, point * 2), (63, 32, point * 2), (43, 43, const(42, "int64") - point)):
             stored = store(load(0, dtype, (row, place)), row, point)
             kernels.append(loops([operand((3, size), dtype)], [operand((3, points), dtype)], (3, points), (), stored))
     compiled = compile_kernels(kernels, 4, march)

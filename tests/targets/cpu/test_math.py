@@ -32,20 +32,20 @@ UNARY: dict[str, tuple[Callable[[Array], Array], float]] = {
     "exp": (np.exp, 0.76),
     "exp2": (np.exp2, 1.1),
     "expm1": (np.expm1, 0.76),
-    "log": (np.log, 0.76),
-    "log2": (np.log2, 0.76),
-    "log10": (np.log10, 0.76),
+    "log": (np.log, 0.66),
+    "log2": (np.log2, 0.72),
+    "log10": (np.log10, 0.70),
     "log1p": (np.log1p, 0.68),
-    "tanh": (np.tanh, 0.92),
+    "tanh": (np.tanh, 0.62),
     "sigmoid": (_exact_sigmoid, 2.3),
     "erf": (np.vectorize(math.erf, otypes=[np.float64]), 0.85),
     "erfc": (np.vectorize(math.erfc, otypes=[np.float64]), 0.51),
-    "sin": (np.sin, 0.8),
-    "cos": (np.cos, 0.8),
-    "tan": (np.tan, 1.1),
+    "sin": (np.sin, 0.51),
+    "cos": (np.cos, 0.51),
+    "tan": (np.tan, 0.51),
     "asin": (np.arcsin, 0.7),
     "acos": (np.arccos, 0.7),
-    "atan": (np.arctan, 1.08),
+    "atan": (np.arctan, 0.51),
     "sinh": (np.sinh, 0.55),
     "cosh": (np.cosh, 0.51),
     "asinh": (np.arcsinh, 0.51),
@@ -61,6 +61,8 @@ UNARY: dict[str, tuple[Callable[[Array], Array], float]] = {
     "abs": (np.abs, 0),
     "sign": (lambda x: np.where(np.isnan(x), 0, np.sign(x)) + 0.0, 0),  # 0 at NaN and -0.0, as in PyTorch
 }
+# Bounds of functions that have forms of their own with AVX-512: tables, and floats in place of doubles.
+AVX512 = {"log": 0.76, "log2": 0.76, "log10": 0.76, "tanh": 0.92, "sin": 0.8, "cos": 0.8, "tan": 1.1, "atan": 1.08}
 BINARY = ("pow", "atan2", "fmod", "remainder", "floordiv")
 INTEGER = ("idiv", "fmod", "floordiv", "remainder", "pow")
 
@@ -96,8 +98,8 @@ CTYPES = {"f4": "float", "f8": "double", "i4": "int32_t", "i8": "int64_t"}
 class Library:
     """Calls a compiled function on whole arrays; lengths need not be a multiple of the lane count."""
 
-    def __init__(self, path: Path):
-        self._library = ctypes.CDLL(str(path))
+    def __init__(self, path: Path, avx512: bool):
+        self._library, self.avx512 = ctypes.CDLL(str(path)), avx512
 
     def __call__(self, name: str, *arrays: Array) -> Array:
         dtype, count = arrays[0].dtype, arrays[0].size
@@ -126,7 +128,7 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         binary = toolchain.build_shared({"functions": _source()}, KERNELS, march=request.param)
     path = tmp_path_factory.mktemp("library") / "functions.so"
     path.write_bytes(binary)
-    yield Library(path)
+    yield Library(path, request.param == "native" and "avx512f" in host.host_cpu().features)
 
 
 def _sample() -> Array:
@@ -155,6 +157,8 @@ def ulps(result: Array, exact: Array) -> Array:
 @pytest.mark.parametrize("name", UNARY)
 def test_float_accuracy_and_special_values(library: Library, name: str) -> None:
     reference, bound = UNARY[name]
+    if library.avx512:
+        bound = AVX512.get(name, bound)
     result = library(name, SAMPLE)
     with np.errstate(all="ignore"):
         exact = reference(SAMPLE.astype(np.float64))

@@ -9,11 +9,12 @@ import pytest
 
 from npu_compiler.graph.expr import Expr, const, fn, index, load, stage, where
 from npu_compiler.schedule.kernel import Loops
+from npu_compiler.support import dtypes
 from npu_compiler.targets.codegen.nest import build_nest
 from npu_compiler.targets.cpu.devices import MEASURED
 from npu_compiler.targets.cpu.plan import Plan, make_plan
 
-from ...support.cpu_harness import operand
+from ...support.cpu_harness import operand, source
 from .test_loops import fold, loops, run, store
 
 i, j, k, m = (index(d) for d in range(4))
@@ -76,6 +77,48 @@ def test_transpositions_of_all_sizes_of_elements_are_tiled(dtype: str) -> None:
     np.testing.assert_array_equal(got[0], want[0])
 
 
+@pytest.mark.parametrize("dtype", ["bool", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize(("step", "apart"), [(2, 1), (1, 3), (2, 4)])
+def test_tiles_are_of_every_second_element_and_fill_every_few(dtype: str, step: int, apart: int) -> None:
+    x = load(0, dtype, (k, i, j * step))
+    kernel = loops(
+        [operand((37, 3, 43 * step), dtype)], [operand((3, 43, 37 * apart), dtype)], (3, 43, 37), (),
+        store(x, i, j, k * apart),
+    )  # fmt: skip
+    made = plan(kernel)
+    assert (made.lane, made.tile) == (2, 1) and made.tiled
+    assert f"ld_tile<{step}>" in source(kernel, "tiled")
+    got, want, _ = run(kernel)
+    np.testing.assert_array_equal(got[0], want[0])
+
+
+@pytest.mark.parametrize("copies", [2, 3, 4])
+def test_copies_beside_one_another_are_interleaved_if_they_fill_a_vector(copies: int) -> None:
+    for rows in (75, 9):
+        shape = rows, copies
+        kernel = loops([operand((rows,))], [operand(shape)], shape, (), store(load(0, "float32", (i,)), i, j))
+        made = plan(kernel)
+        assert (made.lane, made.interleaved) == ((0, 1) if rows == 75 else (1, None))
+        got, want, _ = run(kernel)
+        np.testing.assert_array_equal(got[0], want[0])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rows_of_16_bit_floats_are_moved_bit_for_bit(dtype: str) -> None:
+    """NaNs keep their payload."""
+    row = load(1, "int64", (i,))
+    inputs, output = [operand((5, 75), dtype), operand((7,), "int64")], operand((7, 75), dtype)
+    kernel = loops(inputs, [output], (7, 75), (), store(load(0, dtype, (row, j)), i, j))
+    assert "move(" in source(kernel, "moved") and "st(" not in source(kernel, "moved")
+    bits = np.random.default_rng(0).integers(0, 1 << 16, (5, 75)).astype(np.uint16)
+    rows = np.array([4, 0, 0, 3, 1, 2, 4])
+    (got,), _, status = run(kernel, x0=bits.view(dtypes.numpy_dtype(dtype)), x1=rows)
+    assert status == 0
+    np.testing.assert_array_equal(got.view(np.uint16), bits[rows])
+    cast = load(0, dtype, (row, j)).cast("float32")
+    assert "move(" not in source(loops(inputs, [operand((7, 75))], (7, 75), (), store(cast, i, j)), "cast")
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 def test_lanes_take_every_second_element_rather_than_rows(dtype: str) -> None:
     """Windows of 3 x 3 with stride 2: there are more rows than columns, but their elements are far apart."""
@@ -121,12 +164,18 @@ def test_columns_in_the_cache_and_narrow_ones_stay_in_registers() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "dtype", "along"),
-    [((700, 903), "float32", True), ((9003, 70), "float64", False), ((700, 903), "bfloat16", False)],
+    [
+        ((700, 903), "float32", True),
+        ((768, 903), "float32", False),
+        ((9003, 70), "float64", False),
+        ((700, 903), "bfloat16", False),
+    ],
 )
 def test_tiles_follow_one_another_along_the_loads_if_stores_are_whole_lines(
     shape: tuple[int, int], dtype: str, along: bool
 ) -> None:
-    """They follow the stores if these are many times as long. Threads divide the other dim."""
+    """They follow the stores if these are many times as long, or rows of results are a multiple of 1 KB apart. Threads
+    divide the other dim."""
     rows, columns = shape
     x = load(0, dtype, (j, i))
     kernel = loops([operand(shape, dtype)], [operand((columns, rows), dtype)], (columns, rows), (), store(x, i, j))

@@ -1,8 +1,8 @@
 // Elementary functions on lane vectors of floats, and the building blocks they share with math.h.
 //
-// Those here and in elementary_portable.h, or elementary_avx512.h in its place, are branch-free vector code, within 1 ulp
-// over the whole range (sigmoid 2.3, and without FMA exp2 1.1: on average as close as PyTorch's). Subnormals, infinities,
-// NaN and signed zeros behave as in C. The polynomials are minimax fits from tools/fit_math.py. A result is the sum of
+// Those here and in elementary_portable.h, or elementary_avx512.h in its place, are branch-free vector code, within 1.1 ulp
+// over the whole range (sigmoid 2.3), and on average as close as PyTorch's. Subnormals, infinities, NaN and signed zeros
+// behave as in C. The polynomials are minimax fits from tools/fit_math.py. A result is the sum of
 // a large head without error and a small tail, so only the last addition rounds visibly. This is correct without FMA,
 // faster with it, and forbids -ffast-math.
 #pragma once
@@ -271,8 +271,9 @@ NPU_INLINE half_vd sin_shifted(half_vd x, double shift) {
   return (half_vd)((half_vi64)y ^ ((half_vi64)k << 63));  // an odd multiple of pi changes the sign
 }
 
-NPU_INLINE vf sin_shifted(vf x, double shift) {
-  return by_halves([=](half_vf h) NPU_HALF { return to_float(sin_shifted(to_double(h), shift)); }, x);
+// Returns f of the lanes as doubles, rounded once.
+template <class F, class... V> NPU_INLINE vf through_double(F f, V... x) {
+  return by_halves([&](auto... half) NPU_HALF { return cvt<half_vf>(f(cvt<half_vd>(half)...)); }, x...);
 }
 
 static NPU_NOINLINE __attribute__((unused)) vf sin_by_lane(vf x) {
@@ -283,18 +284,12 @@ static NPU_NOINLINE __attribute__((unused)) vf cos_by_lane(vf x) {
 }
 NPU_INLINE vf sin_through_double(vf x) {
   if (__builtin_expect(any(abs(x) > SIN_LIMIT), 0)) return sin_by_lane(x);
-  return sin_shifted(x, 0.0);
+  return through_double([](half_vd v) NPU_HALF { return sin_shifted(v, 0.0); }, x);
 }
 NPU_INLINE vf cos_through_double(vf x) {
   if (__builtin_expect(any(abs(x) > SIN_LIMIT), 0)) return cos_by_lane(x);
-  return sin_shifted(x, 0.5);
+  return through_double([](half_vd v) NPU_HALF { return sin_shifted(v, 0.5); }, x);
 }
 
 }  // namespace npu
-
-#if NPU_AVX512
-#include "elementary_avx512.h"
-#else
-#include "elementary_portable.h"
-#endif
 

@@ -1,5 +1,5 @@
 // Elementary functions on lane vectors of floats for AVX-512: half to a fifth of the instructions of those in
-// elementary_portable.h, because a register or two hold a table. elementary.h includes this.
+// elementary_portable.h, because a register or two hold a table. math.h includes this.
 #pragma once
 
 namespace npu {
@@ -20,9 +20,6 @@ NPU_INLINE vf near_reciprocal(vf x) {
 }
 // The smaller operand; NaN if x is NaN.
 NPU_INLINE vf at_most(float limit, vf x) { return (vf)_mm512_min_ps(_mm512_set1_ps(limit), (__m512)x); }
-NPU_INLINE bool any_beyond(float limit, vf x) {  // NaN is not
-  return _mm512_cmp_ps_mask((__m512)abs(x), _mm512_set1_ps(limit), _CMP_GT_OQ) != 0;
-}
 
 // ---------------------------------------------------------------------------------------------- exponentials
 // 2^(n/32) as head and tail (tools/fit_math.py).
@@ -38,21 +35,16 @@ alignas(64) constexpr float EXP_TABLE[2][32] = {{0x1p+0f, 0x1.059b0ep+0f, 0x1.0b
     -0x1.a94b14p-26f, -0x1.a09438p-25f, -0x1.3d56b2p-27f, -0x1.8837ccp-27f, -0x1.822dbcp-27f, -0x1.908c94p-25f,
     0x1.52486cp-27f, -0x1.246ebp-26f}};
 
-// 2^n y is exp(x), where y = head + tail and n, a multiple of 1/32 of which y has the fraction, is `whole` / 32.
-struct TableExponential { vf y, whole; };
-NPU_INLINE TableExponential exp_by_table(vf x) {  // x = n ln(2)/32 + r
+NPU_INLINE vf exp(vf x) {  // x = n ln(2)/32 + r
+  // A result that is subnormal or rounded to 0 takes Intel's CPUs more than 100 cycles, and masked scores are many.
+  const __mmask16 nonzero = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-0x1.9fe368p6f), _CMP_NLT_UQ);
+  x = at_most(89.f, x);
   vf whole;
   const vi32 n = nearest_int(x * (32 * LOG2_E), &whole);
   const vf r = fused(whole, splat<vf>(-LN2_LO / 32), fused(whole, splat<vf>(-LN2_HI / 32), x));
   const vf p = fma(r * r, fma(r, splat<vf>(1.f / 6), splat<vf>(0.5f)), r), head = look_up(EXP_TABLE[0], n);
-  return {head + fma(head, p, look_up(EXP_TABLE[1], n)), whole * (1.f / 32)};
-}
-
-NPU_INLINE vf exp(vf x) {
-  // A result that is subnormal or rounded to 0 takes Intel's CPUs more than 100 cycles, and masked scores are many.
-  const __mmask16 nonzero = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-0x1.9fe368p6f), _CMP_NLT_UQ);
-  const TableExponential e = exp_by_table(at_most(89.f, x));
-  return (vf)_mm512_maskz_scalef_ps(nonzero, (__m512)e.y, (__m512)e.whole);  // rounds the exponent down
+  const vf y = head + fma(head, p, look_up(EXP_TABLE[1], n));
+  return (vf)_mm512_maskz_scalef_ps(nonzero, (__m512)y, (__m512)(whole * (1.f / 32)));  // rounds the exponent down
 }
 
 // Returns the sum of the value at the centre of an interval and of (a - centre) P(a - centre); below 1/8, of a and a P(a).
@@ -243,20 +235,18 @@ NPU_INLINE vf sine(const QuarterTurns& t, int shift) {
   const vf cosine = c + (((one - c) - half) + fma(z * z, polynomial(COS_NEAR, z), -(t.head * t.tail)));
   return (vf)((vi32)select((n & 1) != 0, cosine, sine) ^ (n & 2) << 30);
 }
-// Arguments beyond NEAR_TURNS. Their neighbours have the same results as without them.
-static NPU_NOINLINE __attribute__((unused)) vf sin_far(vf x) { return sin_through_double(x); }
-static NPU_NOINLINE __attribute__((unused)) vf cos_far(vf x) { return cos_through_double(x); }
+// Returns far(x) in the lanes of arguments beyond NEAR_TURNS, `near` in the others.
+template <class F> static NPU_NOINLINE vf call_far(F far, vf x) { return far(x); }
+template <class F> NPU_INLINE vf near_or_far(vf x, vf near, F far) {
+  const vi32 beyond = abs(x) > NEAR_TURNS;
+  return __builtin_expect(any(beyond), 0) ? select(beyond, call_far(far, x), near) : near;
+}
 NPU_INLINE vf sin(vf x) {
-  const vf y = select(x == vf{}, x, sine(quarter_turns(x), 0));
-  return __builtin_expect(any_beyond(NEAR_TURNS, x), 0) ? select(abs(x) > NEAR_TURNS, sin_far(x), y) : y;
+  const vf near = select(x == vf{}, x, sine(quarter_turns(x), 0));
+  return near_or_far(x, near, [](vf v) NPU_HALF { return sin_through_double(v); });
 }
 NPU_INLINE vf cos(vf x) {
-  const vf y = sine(quarter_turns(x), 1);
-  return __builtin_expect(any_beyond(NEAR_TURNS, x), 0) ? select(abs(x) > NEAR_TURNS, cos_far(x), y) : y;
-}
-
-static NPU_NOINLINE __attribute__((unused)) vf tan_far(vf x) {
-  return by_lane(x, [](float v) { return (float)__builtin_tan((double)v); });
+  return near_or_far(x, sine(quarter_turns(x), 1), [](vf v) NPU_HALF { return cos_through_double(v); });
 }
 NPU_INLINE vf tan(vf x) {
   const QuarterTurns t = quarter_turns(x);
@@ -265,7 +255,7 @@ NPU_INLINE vf tan(vf x) {
   const vf head = t.head + rest, lost = (t.head - head) + rest;
   const vf q = near_reciprocal(head), inverse = fused(q, fused(-lost, q, fused(-head, q, one)), q);  // -1/tan of odd n
   const vf near = select(x == vf{}, x, select((t.n & 1) != 0, -inverse, head));
-  return __builtin_expect(any_beyond(NEAR_TURNS, x), 0) ? select(abs(x) > NEAR_TURNS, tan_far(x), near) : near;
+  return near_or_far(x, near, [](vf v) NPU_HALF { return tan_through_double(v); });
 }
 
 // atan(u) = atan(centre) + (u - centre) P(u - centre) or, in the first interval, u + u P(u^2), where u is |x| or, if that

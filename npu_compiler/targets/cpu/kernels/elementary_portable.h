@@ -1,4 +1,4 @@
-// Elementary functions on lane vectors of floats for every instruction set but AVX-512 (elementary_avx512.h). elementary.h
+// Elementary functions on lane vectors of floats for every instruction set but AVX-512 (elementary_avx512.h). math.h
 // includes this.
 #pragma once
 
@@ -70,8 +70,12 @@ NPU_INLINE vf log_base(vf x, float hi, float lo, float scale, float scale_error)
 NPU_INLINE vf log2(vf x) { return log_base(x, 1.f, 0.f, LOG2_E, 0x1.4ae0cp-26f); }
 NPU_INLINE vf log10(vf x) { return log_base(x, 0x1.344p-2f, 0x1.3509f8p-18f, 0x1.bcb7b2p-2f, -0x1.5b235ep-27f); }
 
-// ---------------------------------------------------------------------------------------------- sine, cosine
+// ---------------------------------------------------------------------------------------------- trigonometry
 NPU_INLINE vf sin(vf x) { return sin_through_double(x); }
 NPU_INLINE vf cos(vf x) { return cos_through_double(x); }
+NPU_INLINE vf tan(vf x) { return tan_through_double(x); }
+static NPU_NOINLINE __attribute__((unused)) vf atan(vf x) {
+  return through_double([](half_vd v) NPU_HALF { return atan<false>(v); }, x);
+}
 
 }  // namespace npu

@@ -8,6 +8,22 @@
 
 namespace npu {
 
+static NPU_NOINLINE __attribute__((unused)) vf tan_through_double(vf x) {
+  if (__builtin_expect(any(abs(x) > (float)TURN_LIMIT), 0))
+    return by_lane(x, [](float v) { return (float)__builtin_tan((double)v); });
+  return through_double([](half_vd v) NPU_HALF { return tan<false>(v); }, x);
+}
+
+}  // namespace npu
+
+#if NPU_AVX512
+#include "elementary_avx512.h"
+#else
+#include "elementary_portable.h"
+#endif
+
+namespace npu {
+
 // ---------------------------------------------------------------------------------------------- through libm
 // Not inlined: one libm call per lane is large.
 template <class V, class F> static NPU_NOINLINE V call_by_lane(V x, F f) { return by_lane(x, f); }
@@ -22,13 +38,6 @@ NPU_LIBM(erfc)
 NPU_INLINE vf erfc(vf x) { return call_by_lane(x, [](float v) { return (float)__builtin_erfc((double)v); }); }
 
 // ---------------------------------------------------------------------------------------------- through double.h
-template <class F> NPU_INLINE vf through_double(vf x, F f) {
-  return by_halves([&](half_vf v) NPU_HALF { return to_float(f(to_double(v))); }, x);
-}
-template <class F> NPU_INLINE vf through_double(vf x, vf y, F f) {
-  return by_halves([&](half_vf a, half_vf b) NPU_HALF { return to_float(f(to_double(a), to_double(b))); }, x, y);
-}
-
 NPU_INLINE vd exp(vd x) { return by_halves([](half_vd v) NPU_HALF { return exp(v); }, x); }
 NPU_INLINE vd log(vd x) { return by_halves([](half_vd v) NPU_HALF { return log(v); }, x); }
 NPU_INLINE vd sigmoid(vd x) { return 1.0 / (1.0 + exp(-x)); }
@@ -40,7 +49,7 @@ NPU_INLINE vd sigmoid(vd x) { return 1.0 / (1.0 + exp(-x)); }
   }
 #define NPU_FLOAT(name, call, limit)                                                                     \
   static NPU_NOINLINE __attribute__((unused)) vf name(vf x) {                                            \
-    return through_double(x, [](half_vd v) NPU_HALF { return call(clamp_keep_nan(v, -limit, limit)); }); \
+    return through_double([](half_vd v) NPU_HALF { return call(clamp_keep_nan(v, -limit, limit)); }, x); \
   }
 NPU_DOUBLE(erf, erf)
 NPU_DOUBLE(exp2, exp2)
@@ -55,9 +64,6 @@ NPU_DOUBLE(atanh, atanh<true>)
 NPU_DOUBLE(atan, atan)
 NPU_DOUBLE(asin, asin)
 NPU_DOUBLE(acos, acos)
-#if !NPU_AVX512
-NPU_FLOAT(atan, atan<false>, INFINITY_D)
-#endif
 NPU_FLOAT(asinh, asinh, INFINITY_D)
 NPU_FLOAT(acosh, acosh, INFINITY_D)
 NPU_FLOAT(atanh, atanh<false>, INFINITY_D)
@@ -77,16 +83,9 @@ NPU_PERIODIC(sin)
 NPU_PERIODIC(cos)
 NPU_PERIODIC(tan)
 #undef NPU_PERIODIC
-#if !NPU_AVX512
-static NPU_NOINLINE __attribute__((unused)) vf tan(vf x) {
-  if (__builtin_expect(any(abs(x) > (float)TURN_LIMIT), 0))
-    return by_lane(x, [](float v) { return (float)__builtin_tan((double)v); });
-  return through_double(x, [](half_vd v) NPU_HALF { return tan<false>(v); });
-}
-#endif
 
 static NPU_NOINLINE __attribute__((unused)) vf atan2(vf y, vf x) {
-  return through_double(y, x, [](half_vd a, half_vd b) NPU_HALF { return atan2<false>(a, b); });
+  return through_double([](half_vd a, half_vd b) NPU_HALF { return atan2<false>(a, b); }, y, x);
 }
 static NPU_NOINLINE __attribute__((unused)) vd atan2(vd y, vd x) {
   return by_halves([](half_vd a, half_vd b) NPU_HALF { return atan2(a, b); }, y, x);
@@ -99,9 +98,9 @@ static NPU_NOINLINE __attribute__((unused)) vd pow(vd x, vd y) {
 static NPU_NOINLINE __attribute__((unused)) vf pow(vf x, vf y) {
   const vf zero{}, one = splat<vf>(1), half = splat<vf>(0.5f), inf = splat<vf>(INFINITY_F);
   const vf nan = splat<vf>(__builtin_nanf(""));
-  vf r = through_double(abs(x), y, [](half_vd a, half_vd b) NPU_HALF {
+  vf r = through_double([](half_vd a, half_vd b) NPU_HALF {
     return exp<false>(clamp_keep_nan(b * log<false>(a), -200., 200.));
-  });
+  }, abs(x), y);
   vi32 whole = floor(y) == y, odd = whole & (floor(y * half) != y * half) & (abs(y) < inf);
   vi32 negative = (vi32)x < 0;
   r = select(negative & odd, -r, r);
@@ -125,7 +124,7 @@ static NPU_NOINLINE __attribute__((unused)) vf pow(vf x, vf y) {
     return select(ordinary, rest, splat<V>(__builtin_nanf("")));                                \
   }
 #define NPU_BY_HALVES(f) by_halves(f, x, y)
-#define NPU_THROUGH_DOUBLE(f) through_double(x, y, f)
+#define NPU_THROUGH_DOUBLE(f) through_double(f, x, y)
 NPU_FMOD(vd, fmod, NPU_BY_HALVES)
 NPU_FMOD(vf, fmodf, NPU_THROUGH_DOUBLE)
 #undef NPU_THROUGH_DOUBLE

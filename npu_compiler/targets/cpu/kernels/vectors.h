@@ -198,29 +198,17 @@ template <class F, class A, class... Vs> NPU_INLINE auto by_halves(F f, A a, Vs.
   return out;
 }
 
-// Conversions of half a vector: compilers would convert a quarter at a time.
-NPU_INLINE half_vd to_double(half_vf x) {
-#if NPU_AVX512
-  return (half_vd)_mm512_cvtps_pd((__m256)x);
-#else
-  return __builtin_convertvector(x, half_vd);
-#endif
-}
-NPU_INLINE half_vf to_float(half_vd x) {
-#if NPU_AVX512
-  return (half_vf)_mm512_cvtpd_ps((__m512d)x);
-#else
-  return __builtin_convertvector(x, half_vf);
-#endif
-}
-
-// Value conversion between lane vectors; float to integer truncates.
+// Value conversion between lane vectors, or between their halves; float to integer truncates. Compilers would convert half
+// a vector of floats to doubles, or back, a quarter at a time.
 template <class To, class From> NPU_INLINE To cvt(From v) {
   if constexpr (is_same<To, From>::value) return v;
-  else if constexpr (is_same<From, vf>::value && is_same<To, vd>::value)
-    return by_halves([](half_vf x) NPU_HALF { return to_double(x); }, v);
-  else if constexpr (is_same<From, vd>::value && is_same<To, vf>::value)
-    return by_halves([](half_vd x) NPU_HALF { return to_float(x); }, v);
+#if NPU_AVX512
+  else if constexpr (is_same<From, half_vf>::value && is_same<To, half_vd>::value) return (To)_mm512_cvtps_pd((__m256)v);
+  else if constexpr (is_same<From, half_vd>::value && is_same<To, half_vf>::value) return (To)_mm512_cvtpd_ps((__m512d)v);
+  else if constexpr ((is_same<From, vf>::value && is_same<To, vd>::value) ||
+                     (is_same<From, vd>::value && is_same<To, vf>::value))
+    return by_halves([](auto half) NPU_HALF { return cvt<half_t<To>>(half); }, v);
+#endif
   else return __builtin_convertvector(v, To);
 }
 
