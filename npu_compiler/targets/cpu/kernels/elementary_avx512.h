@@ -250,8 +250,8 @@ NPU_INLINE vf cos(vf x) {
 }
 NPU_INLINE vf tan(vf x) {
   const QuarterTurns t = quarter_turns(x);
-  const vf z = t.head * t.head, cubic = t.head * z * polynomial(TAN_TAIL, z), one = splat<vf>(1);
-  const vf y = t.head + cubic, rest = fma(t.tail, fma(y, y, one), cubic);
+  const vf z = t.head * t.head, cube = t.head * z, tail = polynomial(TAN_TAIL, z), one = splat<vf>(1);
+  const vf y = fused(cube, tail, t.head), rest = fused(cube, tail, t.tail * fused(y, y, one));
   const vf head = t.head + rest, lost = (t.head - head) + rest;
   const vf q = near_reciprocal(head), inverse = fused(q, fused(-lost, q, fused(-head, q, one)), q);  // -1/tan of odd n
   const vf near = select(x == vf{}, x, select((t.n & 1) != 0, -inverse, head));
