@@ -259,6 +259,11 @@ template <class T> INLINE void frag_load_transposed(FragB<T>& x, FragB<T>& y, co
   for (int n = 0; n < 8; n++)
     for (int k = 0; k < 16; k++) x.v[n][k] = p[k * ld + n], y.v[n][k] = p[k * ld + 8 + n];
 }
+INLINE uint transpose_8x8(uint x) {
+  const uint (*all)[4] = share_words(x, 0, 0, 0);
+  const int row = (current & 31) / 4, column = (current & 31) % 4, shift = row % 2 * 16;
+  return (all[8 * column + row / 2][0] >> shift & 0xffff) | (all[8 * column + 4 + row / 2][0] >> shift) << 16;
+}
 INLINE float frag_row_max(float x) {
   for (int m = 1; m < 4; m <<= 1) x = fmaxf(x, subgroup_xor(x, m));
   return x;

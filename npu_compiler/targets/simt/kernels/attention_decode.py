@@ -6,6 +6,7 @@ import math
 
 from ....schedule.anchors import Attention, DecodeAttention
 from ....schedule.kernel import Operand
+from ....support import dtypes
 from ..lang.dialect import SUBGROUP, Dialect
 from ..lang.emission import Emission
 from ..lang.function import Function, blocks
@@ -19,7 +20,6 @@ PER_UNIT = 1  # resident workgroups
 HEADS = 8  # columns of the matrix unit
 KEYS = 16  # of a subgroup in a tile
 PADDING = 8  # elements after a row in shared memory
-SUMS = 6  # of a lane: four weighted values and two weights
 MIN_KEYS = 256  # of a workgroup; splitting fewer costs more than the grid barrier saves
 STATE = 8  # words of a grid barrier's state, for up to 224 workgroups
 PAD = 4  # elements after the values of a part: maximum, sum, and two that align the next part
@@ -52,11 +52,12 @@ def emit_decode_attention(kernel: DecodeAttention, dialect: Dialect) -> Emission
     for n, (part, count) in enumerate(zip(kernel.producers, rounds, strict=True)):
         operands.append(point_functor(f, part, f"@NAME@_part{n}", first, count))
         first += len(part.inputs)
-    element, tile, slices = ctype(keys.dtype), SUBGROUPS * KEYS, d // 16
-    arrays = [f.array(element, "qs", HEADS * d), f.array(element, "new_rows", 2 * d)]
-    arrays += [f.array(element, "vs", tile * (d + PADDING)), f.array(element, "weights", HEADS * (tile + PADDING))]
-    arrays += [f.array("float", "maxima", SUBGROUPS * HEADS), f.array("float", "factors", 2 * HEADS)]
-    arrays.append(f.array("float", "partials", (SUBGROUPS - slices) * SUMS * SUBGROUP))
+    element, size = ctype(keys.dtype), dtypes.DTYPES[keys.dtype].size
+    slices = d // 32
+    sums = (SUBGROUPS // slices - 1) * slices * (8 * SUBGROUP + HEADS)
+    rows = HEADS * (d + SUBGROUPS * KEYS + PADDING) * size // 4
+    arrays = [f.array(element, "new_rows", 2 * d), f.array("float", "maxima", SUBGROUPS * HEADS)]
+    arrays.append(f.array("float", "partials", max(sums, rows)))
     arrays.append(f.array("int", "outcome", 1) if splits > 1 else "nullptr")
     f.template("attention_decode", "attention_decode.h", {"T": element}, sizes, *operands, *arrays)
     return f.finish(splits * hk, THREADS)

@@ -56,8 +56,9 @@ fragments   access to elements of fragments, for kernels that use the result of 
             ``frag_load_b2`` (two neighbours along N), ``frag_load_transposed`` (two, from memory that is [K, N]),
             ``m_exp2_fast``; ``frag_a_from(a, x0, x1, x2, x3, lane)`` and ``frag_b_from(b, x0, x1, lane)``: lane 4 r + c
             provides pairs 2 c (x0, x1) and 2 c + 8 of rows r (x0, x2) and r + 8 of A, pairs 2 c and 2 c + 8 of row r of
-            B; ``frag_b_transposed(b, c, lane)``: B from the transposed results; ``pack_pair(low, high, T*)``: two
-            floats as a pair; only with :attr:`Dialect.fragment_access`
+            B; ``frag_b_transposed(b, c, lane)``: B from the transposed results; ``uint transpose_8x8(uint)``: lane
+            4 r + c provides pair 2 c of row r of a matrix, and gets that of its transpose; ``pack_pair(low, high,
+            T*)``: two floats as a pair; only with :attr:`Dialect.fragment_access`
 fast        functions such as ``m_sigmoid_fast(float)`` with errors far below half precision; those named in
             :attr:`Dialect.fast`
 maths       ``m_exp`` and so on for each scalar op that is not an operator, on float (and double)
