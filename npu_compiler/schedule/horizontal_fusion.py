@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -94,14 +95,45 @@ def _with_prologue(gemm: Gemm, producer: Loops) -> Gemm:
 
 
 def fuse_horizontally(schedule: Schedule, max_points: int) -> None:
-    """Fuse the loops kernels of each phase that have up to ``max_points`` points (rotary embeddings, cache updates)."""
+    """Fuse the loops kernels of each phase that have up to ``max_points`` points (rotary embeddings, cache updates).
+
+    Those that need no earlier kernel, such as the angles of rotary embeddings, follow the first of them.
+    """
+
+    def is_small(k: Kernel) -> bool:
+        return isinstance(k, Loops) and math.prod(k.body.domain) <= max_points
+
+    ordered = _independent_first(schedule.kernels, is_small)
     phases: dict[int, list[Kernel]] = {}
-    for k, numbered in zip(schedule.kernels, assign_phases(schedule.kernels), strict=True):
+    for k, numbered in zip(ordered, assign_phases(ordered), strict=True):
         phases.setdefault(numbered.phase, []).append(k)
     kernels: list[Kernel] = []
     for members in phases.values():
-        small = [k for k in members if isinstance(k, Loops) and math.prod(k.body.domain) <= max_points][:MAX_PARTS]
+        small = [k for k in members if isinstance(k, Loops) and is_small(k)][:MAX_PARTS]
         if len(small) > 1:
             members = [FusedLoops.of(small), *(k for k in members if k not in small)]
         kernels += members
     schedule.kernels = kernels
+
+
+def _independent_first(kernels: Sequence[Kernel], is_small: Callable[[Kernel], bool]) -> list[Kernel]:
+    """Return the kernels in an order in which small ones that touch nothing that an earlier one writes, nor write what
+    one reads, follow the first small one."""
+    read: set[int] = set()
+    written: set[int] = set()
+    ordered: list[Kernel] = []
+    after: int | None = None
+    for k in kernels:
+        inputs, outputs = ({o.buffer.id for o in side} for side in (k.inputs, k.outputs))
+        independent = not inputs & written and not outputs & (read | written)
+        read |= inputs
+        written |= outputs
+        if not is_small(k):
+            ordered.append(k)
+        elif after is None or not independent:
+            ordered.append(k)
+            after = len(ordered) if after is None else after
+        else:
+            ordered.insert(after, k)
+            after += 1
+    return ordered

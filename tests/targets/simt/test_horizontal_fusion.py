@@ -50,6 +50,12 @@ def test_the_last_row_for_a_place_stays(rows: int, width: int) -> None:
     assert scatters == ({"fused_loops"} if width <= 200 else {"loops"})
 
 
+def test_what_needs_no_other_kernel_shares_the_first_launch() -> None:
+    """Two copies and the square, then two scatters."""
+    calls = npu_compiler.compile(capture(Caches(), caches(37, 24)), "metal").entries["main"].calls
+    assert [len(c.outputs) for c in calls] == [3, 2]
+
+
 def test_later_rows_for_a_place_are_found_by_their_index() -> None:
     """One comparison each: where an index leads to is not computed."""
     schedule = run_phases(capture(Caches(), caches(37, 24)), "cuda", None, until="memory").schedule

@@ -11,11 +11,10 @@
 // int32. stream() loads data that is read once. dpbf16ps rounds to nearest even, treats denormals as zero in operands
 // and results, and sums even and odd elements in two chains, which it adds to C at the end.
 //
-// Loads and products are spaced by eight nops. On two virtual cores of an Emerald Rapids there are times when the core
-// issues half as many instructions, which suggests that its other hardware thread is busy. Measured then: a product of
-// tiles in registers takes 17.8 ns, and 10.4 with eight nops after it; a step of four loads and four products takes 28 ns
-// for each product, and 18. Fewer than six nops help less, aligning each instruction to 64 bytes nearly as much. At other
-// times a product takes 7.2 ns with or without them.
+// Loads and products are spaced by eight nops. A core of an Emerald Rapids throttles at times, probably because of its
+// power: a product of tiles of random numbers takes 17 ns then, and 10 with eight nops after it, but one of zeros takes 6
+// as it always does; a step of four loads and four products takes 26 ns for each product, and 20. Fewer than six nops
+// help less. At other times a product of random numbers takes 7.2 ns with or without them.
 //
 // Inline assembly, because the intrinsics of gcc declare neither the memory that they read nor that which they write.
 // A test may define NPU_AMX_MODEL as a type with the same members, which computes them without AMX.
