@@ -37,6 +37,7 @@ KIND = "cpu_llm"  # of results
 EXPORT = ROOT / ".venv-export" / "bin" / "optimum-cli"
 THREADS = 2  # of the tables
 ENGINES = ("npusim", "llama.cpp", "openvino", "torch")
+FORMATS = {"llama.cpp": "gguf", "openvino": "openvino"}  # that engines read instead of the hub's
 PROMPT, LONG, FAR = 128, 1024, 4096
 LENGTHS = (1, 7, 33, PROMPT, 200)  # of the prompts whose logits are compared
 REST = 0.25  # seconds between turns, in which threads of other engines stop spinning
@@ -65,7 +66,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------
-def checkpoint(work: Path, name: str, formats: Collection[str] = ("gguf", "openvino")) -> Path:
+def checkpoint(work: Path, name: str, formats: Collection[str]) -> Path:
     """Return a folder with the model in the hub's format and in ``formats``. Missing ones are written."""
     folder = work / name
     if not (folder / "config.json").exists():
@@ -81,6 +82,11 @@ def checkpoint(work: Path, name: str, formats: Collection[str] = ("gguf", "openv
         command += ["--task", "text-generation-with-past", "--weight-format", "fp16", str(folder / "openvino")]
         subprocess.run(command, check=True)
     return folder
+
+
+def formats_of(engines: Collection[str]) -> list[str]:
+    """Return the formats that engines read, other than the hub's."""
+    return [FORMATS[e] for e in engines if e in FORMATS]
 
 
 def weights(config: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -197,7 +203,7 @@ def settled(times: dict[str, list], spread: float) -> bool:
 
 def run(work: Path, name: str, args: argparse.Namespace) -> dict[str, Any]:
     """Measure one model; return the results, ready for JSON."""
-    folder = checkpoint(work, name)
+    folder = checkpoint(work, name, formats_of(args.engines))
     probe = Worker("probe", folder)
     workers = {e: Worker(e, folder) for e in args.engines}
     config = MODELS[name]
@@ -315,7 +321,7 @@ def main() -> None:
         return
     if args.prepare:
         for name in args.models:
-            checkpoint(args.work, name)
+            checkpoint(args.work, name, formats_of(args.engines))
         return
     os.environ["NPU_BENCH_THREADS"] = str(args.threads)  # of the workers
     packages = {"llama.cpp": "llama-cpp-python", "openvino": "openvino", "torch": "torch"}
