@@ -154,6 +154,14 @@ def test_pieces_of_many_channels_are_as_accurate_as_eager(amx: str) -> None:
     assert {b.dtype for b in program.buffers if b.kind == "weight"} == {"bfloat16"}
 
 
+@pytest.mark.parametrize("taps", [2, 3])
+def test_pieces_of_few_taps_are_as_accurate_as_eager(amx: str, taps: int) -> None:
+    """Libraries add up the taps of 16 channels at a time."""
+    torch.manual_seed(taps)
+    program = check_sums(nn.Conv1d(128, 64, taps, bias=False), torch.randn(2, 128, 100), amx)
+    assert {b.dtype for b in program.buffers if b.kind == "weight"} == {"bfloat16"}
+
+
 def test_decoder(amx: str, tmp_path: Path) -> None:
     """A prompt in chunks of 32, then one token at a time."""
     model = tiny.hf_model("llama", max_position_embeddings=100, hidden_size=192, head_dim=64)

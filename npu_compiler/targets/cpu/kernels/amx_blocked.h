@@ -23,6 +23,7 @@ constexpr BlockLimits AMX_COPY_LIMITS = {768 << 10, 64 << 10, 768 << 10, 2000000
 //   ROWS_FIRST                  whether a pair of tiles is multiplied by all panels before the next pair, if possible
 //   PAIR_BYTES                  bytes of x that a pair of tiles reads in a slice
 //   PIECES                      1, or the pieces of an operand (amx_pieces.h); split() then takes the place of prepare()
+//   PART                        if there are three pieces: steps of a part of the sums (AMX_PART)
 template <class Plan> struct AmxScratch {
   static constexpr long UNITS = Plan::NTAPS * Plan::SLICE * Plan::STEPS.units;
   static constexpr bool UNPACK = !Plan::Stored::PLAIN || Plan::STEPS.padded;
@@ -371,6 +372,7 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
             AmxArgs a = {from, two ? first[t + 1] - first[t] : 0, Plan::PITCH, taps, Plan::NTAPS, (int)steps,
                          PIECES * STEP * 4, plain[p], STEP_BYTES, acc + p * S::PANEL_SUMS, slice > 0, after,
                          lines, &waiting, share, Plan::STEPS.count * STEP_BYTES};
+            if constexpr (PIECES == 3) a.part = Plan::PART;
             if constexpr (PRELOAD) {
               const bool more = t + 2 < tiles;
               const int nt = more ? t + 2 : 0;

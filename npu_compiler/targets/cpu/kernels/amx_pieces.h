@@ -205,7 +205,7 @@ template <class D, class T, template <class, class, class> class Base, class Sou
 struct PieceGemmPlan : Base<PieceRows<D, pieces_of<T>()>, bf16, CopiedRows<D, TW>> {
   using Rows = Base<PieceRows<D, pieces_of<T>()>, bf16, CopiedRows<D, TW>>;
   using Stored = SplitPanel<TW, 1, D::K>;
-  static constexpr int PIECES = pieces_of<T>();
+  static constexpr int PIECES = pieces_of<T>(), PART = AMX_PART;
   static constexpr AmxSteps STEPS = {AMX_UNITS, split_groups(D::K), false};
   static constexpr long UNITS = STEPS.count * AMX_UNITS, SLICES = 1, SLICE = STEPS.count;
   static constexpr long W_IMAGE_BYTES = D::shared_w ? 0 : Rows::NP * (1 + D::dual) * Stored::BYTES;
@@ -232,6 +232,8 @@ template <class D, class T, template <class, class> class Base, class TW = T>
 struct PieceConvPlan : Base<PiecePixels<D, pieces_of<T>()>, bf16> {
   using Image = Base<PiecePixels<D, pieces_of<T>()>, bf16>;
   static constexpr int PIECES = pieces_of<T>(), NTAPS = (int)(D::R * D::S);
+  // Of few taps, libraries have short chains of additions (conv_segment()).
+  static constexpr int PART = NTAPS <= 3 ? AMX_PART / 2 : AMX_PART;
   using Stored = SplitPanel<TW, NTAPS, D::C>;
   static constexpr AmxSteps STEPS = {AMX_UNITS, split_groups(D::C), false};
   static constexpr long UNITS = NTAPS * STEPS.count * AMX_UNITS, SLICES = 1, SLICE = STEPS.count;

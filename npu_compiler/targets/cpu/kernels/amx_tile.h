@@ -68,6 +68,7 @@ struct AmxArgs {
   const char *next_x = nullptr, *next_w = nullptr;
   long next_second = 0;  // -1: it has one tile
   bool loaded = false;   // the first step of this call has been loaded
+  int part = 0;          // steps of a part of the sums of three pieces (AMX_PART)
 };
 
 // Whether the products of a plan are those of integers (amx_int8.h), whose sums are int32.
@@ -217,7 +218,7 @@ NPU_NOINLINE void amx_tile(const AmxArgs& a, Work& ahead) {
     for (int t = 0; t < a.ntaps; t++) {
       const char *x = a.x + a.taps[t].x, *w = a.w + a.taps[t].number * a.w_tap;
       for (int s = 0; s < steps; s++, x += x_step, w += w_step) {
-        if (PIECES == 3 && part_steps++ == AMX_PART) {
+        if (PIECES == 3 && part_steps++ == a.part) {
           amx_add_part<TILES>(a.acc, first_part);
           amx_zero_sums<TILES>();
           first_part = false, part_steps = 1;

@@ -89,6 +89,12 @@ template <class Kind, class TX> NPU_NOINLINE void copy_rows(const TX* x, char* o
 template <class TX, class TW, bool ODD> struct ConvOperands : Operands<TX, TW> {};
 template <> struct ConvOperands<bf16, bf16, true> : PairOperands {};
 
+// Units in one chain of additions (see SEGMENT_F32), of several taps no more than of 16 channels: libraries add up the
+// taps of 16 channels at a time.
+constexpr int conv_segment(int segment, long taps) {
+  return segment == SEGMENT_F32 && taps > 1 ? (int)min_of(16 * taps, SEGMENT_F32) : segment;
+}
+
 template <class D, class TX, class TW> struct ConvPlan {
   using Types = ConvOperands<TX, TW, D::C / D::G % 2 != 0>;
   using Kind = typename Types::Kind;
@@ -112,7 +118,7 @@ template <class D, class TX, class TW> struct ConvPlan {
   static constexpr bool ROW_TAPS = G == 1 && D::dil_w == 1 && PIXEL == DENSE_PIXEL;  // a row of taps is contiguous
   static constexpr int NTAPS = (int)(ROW_TAPS ? D::R : D::R * D::S);
   static constexpr int LEN = (int)(BYTE_ROWS ? ceil_div(D::S * CG, 4) : ROW_TAPS ? D::S * CU : CU);
-  static constexpr int SEGMENT = Types::SEGMENT;
+  static constexpr int SEGMENT = conv_segment(Types::SEGMENT, D::R * D::S);
   static constexpr bool DUAL = false;
   static constexpr long UNITS = (long)NTAPS * LEN, GROUP_BYTES = CU * Kind::UNIT, W_IMAGE_BYTES = 0;
 
