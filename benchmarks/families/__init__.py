@@ -1,0 +1,12 @@
+"""The model families that :mod:`coverage` builds: exact architectures of transformers, small, with random weights."""
+
+from .audio import AUDIO
+from .decoders import DECODERS
+from .encoders import ENCODERS
+from .family import Family
+from .seq2seq import SEQ2SEQ
+from .vision import VISION
+
+FAMILIES = (*DECODERS, *ENCODERS, *SEQ2SEQ, *VISION, *AUDIO)
+
+__all__ = ["FAMILIES", "Family"]
