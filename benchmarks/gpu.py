@@ -95,10 +95,10 @@ def qwen(args: argparse.Namespace, length: int, format: str) -> tuple[Ours, dict
 def decode(args: argparse.Namespace, position: int, format: str = "") -> dict[str, Any]:
     """Measure decoding one token after ``position`` others."""
     import torch
-    from gpu_models import LENGTHS, decoder
+    from gpu_models import cache_length, decoder
 
-    length = LENGTHS[position]
-    theirs_length = length if position > 1024 else 256
+    length = cache_length(position)
+    theirs_length = 256 if position < 256 else length
     ours, weights = qwen(args, length, format)
     ours.bind("decode", [np.zeros((1, 1), np.int64), np.array([position]), np.zeros(1, np.int64)])
     generator = torch.Generator("cuda").manual_seed(1)
@@ -130,9 +130,9 @@ def decode(args: argparse.Namespace, position: int, format: str = "") -> dict[st
 def prefill(args: argparse.Namespace, tokens: int, format: str = "") -> dict[str, Any]:
     """Measure a prompt of ``tokens``: from an empty cache to the logits of its last token."""
     import torch
-    from gpu_models import LENGTHS, NEAR, decoder, quantise_rows
+    from gpu_models import SHORT, decoder, quantise_rows
 
-    ours, weights = qwen(args, LENGTHS[NEAR], format)
+    ours, weights = qwen(args, SHORT, format)
     prompts = np.random.default_rng(0).integers(0, 150000, (2, 1, tokens))
     rest = np.arange(tokens), np.array([tokens - 1])
     ours.bind(f"prefill_{tokens}", [prompts[0], *rest])
@@ -206,10 +206,10 @@ def quantised_image(args: argparse.Namespace, name: str) -> dict[str, Any]:
 def cold_start(args: argparse.Namespace) -> dict[str, Any]:
     """Measure from the start of a process to the first token of a compiled Qwen2.5-1.5B with cached packed weights."""
     import safetensors.torch
-    from gpu_models import LENGTHS, NEAR, programs, qwen_weights
+    from gpu_models import SHORT, programs, qwen_weights
 
     args.turn()
-    program = programs(args.work)[f"qwen_{LENGTHS[NEAR]}"]
+    program = programs(args.work)[f"qwen_{SHORT}"]
     weights = program.with_suffix(".safetensors")
     if not weights.exists():
         safetensors.torch.save_file({k: v.cpu() for k, v in qwen_weights().items()}, weights)
@@ -248,7 +248,7 @@ def cold_child(args: argparse.Namespace) -> None:
 PARTS: dict[str, tuple[Callable[..., dict[str, Any]], tuple[Any, ...], list[str]]] = {
     "bandwidth": (bandwidth, (), []),
     **{f"prefill-{n}": (prefill, (n,), [EAGER, OVERHEAD]) for n in (128, 512, 2048)},
-    "decode-32000": (decode, (32000,), [GRAPH, OVERHEAD]),
+    **{f"decode-{n}": (decode, (n,), [GRAPH, OVERHEAD]) for n in (1000, 32000)},
     "decode-128": (decode, (128,), [EAGER, GRAPH, AUTOTUNE]),
     **{f"decode-128-{f}": (decode, (128, f), []) for f in ("int4_g128", "q4_k", "q8_0", "fp8_e4m3")},
     **{

@@ -20,18 +20,22 @@ from npu_compiler.weights.format import BlockFormat
 
 QWEN = MODELS["qwen2.5-1.5b"]
 PREFILLS = (128, 512, 2048)
-NEAR, FAR = 128, 32000  # positions of the decoded token
-LENGTHS = {NEAR: 2048, FAR: 32768}  # of our caches
+SHORT, LONG = 2048, 32768  # lengths of our caches
 # Each as the only copy of the weights; behind a plus sign, the type of activations.
 FORMATS = ("bf16c12", "int4_g128", "q4_k", "q8_0", "fp8_e4m3", "fp8_e4m3+fp8")
 RESNETS = [(name, batch) for name in ("resnet18", "resnet50") for batch in (1, 256)]
 
 
+def cache_length(position: int) -> int:
+    """Return the length of the cache in which a token is decoded at ``position``."""
+    return SHORT if position < SHORT else LONG
+
+
 # -- our programs --------------------------------------------------------------------------------------------------
 def programs(work: Path) -> dict[str, Path]:
     """Return the file of each program, by name."""
-    names = [f"qwen_{n}" for n in LENGTHS.values()] + [f"{name}_{batch}" for name, batch in RESNETS]
-    names += [f"qwen-{format}_{LENGTHS[NEAR]}" for format in FORMATS]
+    names = [f"qwen_{n}" for n in (SHORT, LONG)] + [f"{name}_{batch}" for name, batch in RESNETS]
+    names += [f"qwen-{format}_{SHORT}" for format in FORMATS]
     return {name: work / f"{name}.npubin" for name in names}
 
 
@@ -42,9 +46,9 @@ def program_of(part: str) -> str:
     if kind == "bandwidth":
         return ""
     if kind == "cold":
-        return f"qwen_{LENGTHS[NEAR]}"
+        return f"qwen_{SHORT}"
     if kind in ("decode", "prefill"):
-        length = LENGTHS[FAR if kind == "decode" and int(size) == FAR else NEAR]
+        length = cache_length(int(size)) if kind == "decode" else SHORT
         return f"qwen-{format}_{length}" if format else f"qwen_{length}"
     return part if format else f"{kind}_{size}"
 
@@ -76,7 +80,7 @@ def compile_qwen(length: int, format: str = "") -> Any:
     from npu_compiler.frontend.llm import llm_graphs
     from npu_compiler.pipeline import compile_entries
 
-    chunks, (weights, _, activations) = PREFILLS if length == LENGTHS[NEAR] else (), format.partition("+")
+    chunks, (weights, _, activations) = PREFILLS if length == SHORT else (), format.partition("+")
     return compile_entries(
         llm_graphs(qwen_config(), max_len=length, chunks=chunks, device_sampling=bool(chunks)),
         "cuda",
