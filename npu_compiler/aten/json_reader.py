@@ -28,6 +28,7 @@ import numpy as np
 
 from ..support import dtypes
 from ..support.errors import IRError
+from .complex_pairs import complex_as_pairs
 from .ir import GETITEM, IRGraph, OpNode, StateUpdate, TensorSpec, selected
 from .json_values import (
     MAX_REPEATED_BYTES,
@@ -91,7 +92,7 @@ def _document(source: Any) -> Mapping[str, Any]:
 
 def load_ir_from_dict(d: Mapping[str, Any]) -> IRGraph:
     """Return the ``IRGraph`` of a parsed JSON document (see ``load_ir``); ``d`` is not modified. Raises ``IRError``."""
-    return restore_regions(_Reader(as_mapping(d, "$")).graph())
+    return complex_as_pairs(restore_regions(_Reader(as_mapping(d, "$")).graph()))
 
 
 def leaf_key(graph: IRGraph, name: str) -> str:

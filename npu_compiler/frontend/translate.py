@@ -18,6 +18,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, TensorArgument
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ..aten.complex_pairs import complex_as_pairs
 from ..aten.data_dependent import ASSERTION, CONTROL_FLOW, NUMBER_OPS
 from ..aten.ir import IRGraph, OpNode, StateUpdate, TensorSpec
 from ..support.errors import CaptureError
@@ -65,7 +66,7 @@ def translate(
         NeedsFunctionalForm: never for a functional program.
         CaptureError: the program has no static, functional meaning.
     """
-    return _Translator(program, name, trust_storages, notes or {}, written).graph()
+    return complex_as_pairs(_Translator(program, name, trust_storages, notes or {}, written).graph())
 
 
 @dataclass

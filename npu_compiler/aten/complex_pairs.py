@@ -1,0 +1,182 @@
+"""Complex numbers as pairs: a complex tensor becomes a real one with a last dim of real and imaginary parts.
+
+Some models turn the pairs of a rotary embedding by products of complex numbers. If all ops on complex tensors of a
+graph are known here, they are replaced by ops on real tensors, which targets compute; else the graph stays as it is,
+and these ops run on the host. Weights, inputs and results of a graph are never replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from .ir import IRGraph, OpNode, StateUpdate, TensorSpec
+
+_REAL = {"complex64": "float32", "complex128": "float64"}
+_SAME = ("aten.clone.default", "aten.alias.default", "aten.detach.default", "aten.contiguous.default")
+_RESHAPES = ("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default", "aten.flatten.using_ints")
+
+
+def complex_as_pairs(ir: IRGraph) -> IRGraph:
+    """Return ``ir`` without complex tensors, or ``ir`` itself if it has none or an op on one is unknown."""
+    if not any(t.dtype in _REAL for n in ir.nodes for t in (*n.inputs, *n.outputs)):
+        return ir
+    pairs = _Pairs(ir)
+    for node in ir.nodes:
+        if not pairs.add(node):
+            return ir
+    kept = (*ir.graph_outputs, *(u.value for u in ir.state))
+    if any(t.dtype in _REAL for t in kept):
+        return ir
+    state = [StateUpdate(u.key, pairs.reads(u.value)) for u in ir.state]
+    return replace(ir, nodes=pairs.nodes, graph_outputs=[pairs.reads(t) for t in ir.graph_outputs], state=state)
+
+
+class _Pairs:
+    """The graph under construction. ``real``: the tensors that stand for results, by producer."""
+
+    def __init__(self, ir: IRGraph):
+        self.nodes: list[OpNode] = []
+        self.real: dict[tuple[str, int], TensorSpec] = {}
+        self.taken = {n.name for n in ir.nodes} | {t.name for t in ir.graph_inputs} | set(ir.weight_name_mapping)
+        self.node = OpNode("", "", [], [])
+
+    def reads(self, t: TensorSpec) -> TensorSpec:
+        return self.real.get(t.producer, t) if t.producer else t
+
+    def add(self, node: OpNode) -> bool:
+        """Add a node, or what replaces it. Returns False if that is unknown."""
+        self.node = node
+        inputs = [self.reads(t) for t in node.inputs]
+        if not any(t.dtype in _REAL for t in (*node.inputs, *node.outputs)):
+            self.nodes.append(replace(node, inputs=inputs))
+            return True
+        if len(node.outputs) != 1 or node.graphs or not all(t.is_static for t in (*node.inputs, *node.outputs)):
+            return False
+        if any(t.dtype in _REAL for t in inputs):
+            return False  # a weight or an input of the graph
+        made = self.replaced(inputs)
+        if made is None:
+            return False
+        if node.outputs[0].dtype in _REAL:
+            self.real[node.name, 0] = made
+        else:  # results keep their names
+            self.nodes.append(OpNode(node.name, "aten.alias.default", [made], node.outputs, location=node.location))
+        return True
+
+    def replaced(self, x: list[TensorSpec]) -> TensorSpec | None:
+        """Return the tensor that stands for the result of the node, given those for its inputs."""
+        node, attrs = self.node, self.node.attrs
+        out, is_complex = node.outputs[0], [t.dtype in _REAL for t in node.inputs]
+        base = node.op_type
+        if base in _LAYOUTS and is_complex == [True] * len(x):
+            return self.pair(base, *x, **_LAYOUTS[base](attrs, len(node.inputs[0].shape)))
+        if base in _RESHAPES:
+            return self.pair("aten.reshape.default", x[0], shape=[*out.shape, 2])
+        if base == "aten.expand.default":
+            return self.pair(base, x[0], size=[*out.shape, 2])
+        if base in _SAME or base in ("aten.view_as_complex.default", "aten.view_as_real.default"):
+            return x[0]
+        if base == "aten.polar.default":
+            parts = (self.real_op(f"aten.{f}.default", x[1]) for f in ("cos", "sin"))
+            return self.both(*(self.real_op("aten.mul.Tensor", x[0], p) for p in parts))
+        if base == "aten.complex.default":
+            return self.both(x[0], x[1])
+        if base in ("aten.real.default", "aten.imag.default"):
+            return self.part(x[0], base == "aten.imag.default")
+        if base in ("aten._conj.default", "aten.conj_physical.default"):
+            return self.both(self.part(x[0], False), self.real_op("aten.neg.default", self.part(x[0], True)))
+        if base in ("aten.add.Tensor", "aten.sub.Tensor") and is_complex == [True, True]:
+            return self.pair(base, *x, **attrs)
+        if base == "aten.neg.default":
+            return self.pair(base, x[0])
+        if base in ("aten.mul.Tensor", "aten.div.Tensor"):
+            return self.scaled_or_product(x, is_complex)
+        return None
+
+    def scaled_or_product(self, x: list[TensorSpec], is_complex: list[bool]) -> TensorSpec | None:
+        base, attrs = self.node.op_type, self.node.attrs
+        if is_complex == [True]:
+            return self.pair(base, x[0], **attrs) if isinstance(attrs.get("other"), int | float) else None
+        if is_complex == [True, True] and base == "aten.mul.Tensor":
+            (a, b), (c, d) = ((self.part(t, False), self.part(t, True)) for t in x)
+            products = [self.real_op("aten.mul.Tensor", *p) for p in ((a, c), (b, d), (a, d), (b, c))]
+            return self.both(
+                self.real_op("aten.sub.Tensor", *products[:2]), self.real_op("aten.add.Tensor", *products[2:])
+            )
+        if is_complex == [False, True] and base == "aten.mul.Tensor":
+            x = [x[1], x[0]]
+        elif is_complex != [True, False]:
+            return None
+        factor = x[1]
+        if factor.dtype != self.dtype():
+            factor = self.emit("aten.to.dtype", [factor], factor.shape, {"dtype": self.dtype()})
+        return self.pair(base, x[0], self.emit("aten.unsqueeze.default", [factor], (*factor.shape, 1), {"dim": -1}))
+
+    # -- nodes ------------------------------------------------------------------------------------------------------
+    def emit(self, op_type: str, x: Sequence[TensorSpec], shape: tuple[int, ...], attrs: dict[str, Any]) -> TensorSpec:
+        """Add a node and return its result, in the float dtype of the parts."""
+        name, number = self.node.name, 0
+        while name in self.taken:
+            number += 1
+            name = f"{self.node.name}_part{number}"
+        self.taken.add(name)
+        made = TensorSpec(name, shape, self.dtype())
+        self.nodes.append(OpNode(name, op_type, list(x), [made], attrs, location=self.node.location))
+        return replace(made, producer=(name, 0))
+
+    def dtype(self) -> str:
+        kinds = [t.dtype for t in (*self.node.outputs, *self.node.inputs)]
+        return next(_REAL[k] for k in kinds if k in _REAL)
+
+    def pair(self, op_type: str, *x: TensorSpec, **attrs: Any) -> TensorSpec:
+        """An op whose result has a last dim of two parts."""
+        return self.emit(op_type, x, (*self.node.outputs[0].shape, 2), attrs)
+
+    def real_op(self, op_type: str, *x: TensorSpec) -> TensorSpec:
+        """An elementwise op on parts."""
+        rank = max(len(t.shape) for t in x)
+        sizes = zip(*((*[1] * (rank - len(t.shape)), *t.shape) for t in x), strict=True)
+        return self.emit(op_type, x, tuple(max(s) if 0 not in s else 0 for s in sizes), {})
+
+    def part(self, x: TensorSpec, imaginary: bool) -> TensorSpec:
+        return self.emit("aten.select.int", [x], x.shape[:-1], {"dim": -1, "index": int(imaginary)})
+
+    def both(self, real: TensorSpec, imaginary: TensorSpec) -> TensorSpec:
+        shape = self.node.outputs[0].shape
+        parts = [
+            t if t.shape == shape else self.emit("aten.expand.default", [t], shape, {"size": [*shape]})
+            for t in (real, imaginary)
+        ]
+        return self.pair("aten.stack.default", *parts, _tensor_list_sizes=[2], dim=-1)
+
+
+def _dim(name: str, beyond: int = 0) -> Callable[[dict[str, Any], int], dict[str, Any]]:
+    """The attributes of an op on dim ``name`` of a complex tensor, counted from the first one. ``beyond``: how many
+    more dims the result has."""
+
+    def changed(attrs: dict[str, Any], rank: int) -> dict[str, Any]:
+        dim = attrs.get(name, 0)
+        return {**attrs, name: dim + rank + beyond if dim < 0 else dim}
+
+    return changed
+
+
+def _swap(attrs: dict[str, Any], rank: int) -> dict[str, Any]:
+    return {k: v + rank if v < 0 else v for k, v in attrs.items()}
+
+
+def _order(attrs: dict[str, Any], rank: int) -> dict[str, Any]:
+    return {"dims": [*(d % rank for d in attrs["dims"]), rank]}
+
+
+_LAYOUTS: dict[str, Callable[[dict[str, Any], int], dict[str, Any]]] = {
+    "aten.unsqueeze.default": _dim("dim", 1),
+    "aten.squeeze.dim": _dim("dim"),
+    "aten.slice.Tensor": _dim("dim"),
+    "aten.select.int": _dim("dim"),
+    "aten.cat.default": _dim("dim"),
+    "aten.transpose.int": _swap,
+    "aten.permute.default": _order,
+}

@@ -1,0 +1,82 @@
+"""Complex numbers inside of a graph are pairs of real ones; an op that is not known leaves them as they are."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import npusim
+from npu_compiler import load_ir, save_ir
+from npu_compiler.frontend import capture
+
+
+class Rotary(nn.Module):
+    """Pairs of elements, turned by products of complex numbers."""
+
+    def forward(self, x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+        turns = torch.polar(torch.ones_like(angles), angles)[None, :, None] * 1.5
+        pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
+
+
+class Layouts(nn.Module):
+    """Ops that move complex numbers, with dims from the front and from the back."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        z = torch.complex(x, y).unsqueeze(-1).transpose(0, -2).squeeze(-1).permute(-1, 0)
+        z = torch.cat([z, -z.conj()], -1)[:, 1:].reshape(-1).expand(2, -1)
+        z = z.unsqueeze(0).select(0, -1)
+        return z.real, z.imag, torch.view_as_real(z)
+
+
+class Arithmetic(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        z = torch.complex(x, y[:1])
+        w = (z * x + y * z - z / 3) * z.conj() * torch.arange(4)
+        return torch.view_as_real(w / y.abs().add(1)), w.real
+
+
+class Unknown(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(torch.complex(x, y).sqrt())
+
+
+def _args(model: nn.Module) -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(0)
+    return (
+        (torch.randn(2, 5, 3, 8), torch.randn(5, 4))
+        if isinstance(model, Rotary)
+        else (torch.randn(3, 4), torch.randn(3, 4))
+    )
+
+
+@pytest.mark.parametrize("model", [Rotary(), Layouts(), Arithmetic()], ids=lambda m: type(m).__name__)
+def test_one_partition_with_the_same_results(model: nn.Module) -> None:
+    args = _args(model)
+    built = npusim.build(model, copy.deepcopy(args))
+    assert [p.device for p in built.plan.partitions] == ["npu"]
+    ours, theirs = (r if isinstance(r, tuple) else (r,) for r in (built(*args), model(*args)))
+    for x, y in zip(ours, theirs, strict=True):
+        assert x.dtype == y.dtype
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
+
+
+def test_results_keep_their_names_and_files_have_no_complex_numbers(tmp_path: object) -> None:
+    model = Layouts()
+    ir = capture(model, _args(model))
+    assert [t.name for t in ir.graph_outputs] == ["real", "imag", "view_as_real"]
+    assert not any("complex" in t.dtype for n in ir.nodes for t in n.outputs)
+    path = f"{tmp_path}/ir.json"
+    save_ir(ir, path)
+    assert [n.op_type for n in load_ir(path).nodes] == [n.op_type for n in ir.nodes]
+
+
+def test_an_unknown_op_leaves_the_graph_as_it_is() -> None:
+    model = Unknown()
+    args = _args(model)
+    built = npusim.build(model, args)
+    assert any("complex" in t.dtype for n in built.plan.ir.nodes for t in n.outputs)
+    torch.testing.assert_close(built(*args), model(*args))
