@@ -99,6 +99,7 @@ TEXTS = {
     r"## Seq2seq": "## Seq2seq",
     r"## Vision": "## 비전",
     r"## Audio": "## 오디오",
+    r"## Multimodal": "## 멀티모달",
     r"(.+, \d{4}-\d\d-\d\d)\. (torch .*)\. (`make bench-coverage`)\.": r"측정 환경: \1. 버전: \2. 명령: \3.",
 }
 

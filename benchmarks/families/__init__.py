@@ -4,9 +4,10 @@ from .audio import AUDIO
 from .decoders import DECODERS
 from .encoders import ENCODERS
 from .family import Family
+from .multimodal import MULTIMODAL
 from .seq2seq import SEQ2SEQ
 from .vision import VISION
 
-FAMILIES = (*DECODERS, *ENCODERS, *SEQ2SEQ, *VISION, *AUDIO)
+FAMILIES = (*DECODERS, *ENCODERS, *SEQ2SEQ, *VISION, *AUDIO, *MULTIMODAL)
 
 __all__ = ["FAMILIES", "Family"]

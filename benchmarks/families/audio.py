@@ -81,4 +81,18 @@ AUDIO = (
         },
         features(1, 1, 640),
     ),
+    Family(
+        "audio",
+        "parakeet",
+        "ParakeetEncoder",
+        {
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 128,
+            "num_mel_bins": 16,
+            "subsampling_conv_channels": 16,
+        },
+        features(2, 64, 16, name="input_features"),
+    ),
 )

@@ -213,4 +213,13 @@ VISION = (
         },
         captioned(64, batch=2),
     ),
+    Family("vision", "vivit", "VivitModel", {**VIT, "num_frames": 4, "tubelet_size": [2, 16, 16]}, _VIDEO),
+    Family("vision", "textnet", "TextNetModel", {}, image(64)),
+    Family(
+        "vision",
+        "swiftformer",
+        "SwiftFormerModel",
+        {"image_size": 64, "depths": [1, 1, 1, 1], "embed_dims": [16, 32, 32, 64]},
+        image(64),
+    ),
 )

@@ -1,7 +1,8 @@
-"""Decompositions that PyTorch lacks, of ops in mixture-of-experts layers."""
+"""Decompositions that PyTorch lacks: of ops in mixture-of-experts layers, and where images go into a text."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -42,9 +43,29 @@ def histc(self: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -
     return ((place[:, None] == torch.arange(bins)) & inside[:, None]).sum(0).to(self.dtype)
 
 
+def masked_scatter(self: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """Replace the elements of ``self`` where ``mask`` is true, in order, by those of ``source``. Trailing dims in which
+    all elements of the mask are one are moved as rows."""
+    shape = torch.broadcast_shapes(self.shape, mask.shape)
+    if self.dtype != source.dtype or 0 in shape or source.numel() == 0:
+        return NotImplemented
+    mask = mask.expand(shape)
+    same = 0
+    while same < len(shape) and (mask.stride()[-1 - same] == 0 or shape[-1 - same] == 1):
+        same += 1
+    row = math.prod(shape[len(shape) - same :])
+    if source.numel() % row:
+        same, row = 0, 1
+    flags = mask[(..., *[0] * same)].flatten()
+    place = torch.where(flags, flags.to(torch.int64).cumsum(0) - 1, 0)
+    values = source.reshape(-1, row).index_select(0, place)
+    return torch.where(flags[:, None], values, self.expand(shape).reshape(-1, row)).reshape(shape)
+
+
 OWN_DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "aten._grouped_mm.default": grouped_mm,
     "aten.histc.default": histc,
+    "aten.masked_scatter.default": masked_scatter,
     "transformers.grouped_mm_fallback.default": grouped_mm,
 }
 """By op. A function returns ``NotImplemented`` for arguments for which the op should not be decomposed."""

@@ -13,6 +13,7 @@ from npu_compiler.aten.json_reader import load_ir_from_dict
 from npu_compiler.aten.json_writer import ir_to_dict
 from npu_compiler.partitioning.partitioner import partition
 from npu_compiler.partitioning.plan import HOST, NPU, PartitionPlan
+from npu_compiler.support.errors import InputError
 from npu_runtime import DAGExecutor
 
 torch = pytest.importorskip("torch")
@@ -206,3 +207,37 @@ def test_grouped_products_and_histograms_are_those_of_pytorch() -> None:
             found = own_decompositions.histc(values, bins, low, high)
             assert torch.equal(found, torch.histc(values, bins, low, high))
     assert own_decompositions.histc(values, 4) is NotImplemented  # the bounds are those of the data
+
+
+@pytest.mark.parametrize(
+    ("mask", "source"),
+    [((2, 6, 8), (100,)), ((2, 6, 1), (12, 8)), ((2, 6, 1), (101,)), ((3, 2, 6, 8), (300,))],
+    ids=["elements", "rows", "no whole rows", "more dims"],
+)
+def test_masked_scatter(mask: tuple[int, ...], source: tuple[int, ...]) -> None:
+    """Elements one by one, and rows if the mask is one along the last dim."""
+    torch.manual_seed(0)
+    args = torch.randn(2, 6, 8), torch.rand(mask) > 0.5, torch.randn(source)
+    model = Fn(lambda _, x, m, y: x.masked_scatter(m, y))
+    plan = partition(capture(model, args))
+    assert [part.device for part in plan.partitions] == [NPU]
+    (found,) = DAGExecutor(plan, weights={}).execute(list(args)).values()
+    assert torch.equal(torch.as_tensor(np.asarray(found)), model(*args))
+
+
+def test_an_expanded_mask_moves_rows() -> None:
+    x, rows = torch.randn(2, 6, 8), torch.rand(2, 6) > 0.5
+    wide = rows[:, :, None].expand_as(x)
+    assert torch.equal(own_decompositions.masked_scatter(x, wide, x), x.masked_scatter(wide, x))
+    ir = capture(Fn(lambda _, x, m, y: x.masked_scatter(m[:, :, None].expand_as(x), y)), (x, rows, x))
+    (sums,) = (n for n in ir.nodes if n.op_type.startswith("aten.cumsum"))
+    assert sums.inputs[0].shape == (12,)
+
+
+def test_a_source_of_masked_scatter_that_is_too_short_is_an_error() -> None:
+    args = torch.randn(2, 6, 8), torch.zeros(2, 6, 1, dtype=torch.bool), torch.randn(3, 8)
+    plan = partition(capture(Fn(lambda _, x, m, y: x.masked_scatter(m, y)), args))
+    executor = DAGExecutor(plan, weights={})
+    executor.execute(list(args))
+    with pytest.raises(InputError, match="out of range"):
+        executor.execute([args[0], ~args[1], args[2]])
