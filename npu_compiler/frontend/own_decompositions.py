@@ -46,7 +46,7 @@ def histc(self: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -
 def masked_scatter(self: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     """Replace the elements of ``self`` where ``mask`` is true, in order, by those of ``source``. Trailing dims in which
     all elements of the mask are one are moved as rows."""
-    shape = torch.broadcast_shapes(self.shape, mask.shape)
+    shape = torch.broadcast_shapes(self.shape, mask.shape)  # type: ignore[no-untyped-call]
     if self.dtype != source.dtype or 0 in shape or source.numel() == 0:
         return NotImplemented
     mask = mask.expand(shape)
@@ -56,7 +56,9 @@ def masked_scatter(self: torch.Tensor, mask: torch.Tensor, source: torch.Tensor)
     row = math.prod(shape[len(shape) - same :])
     if source.numel() % row:
         same, row = 0, 1
-    flags = mask[(..., *[0] * same)].flatten()
+    for _ in range(same):
+        mask = mask.select(-1, 0)
+    flags = mask.flatten()
     place = torch.where(flags, flags.to(torch.int64).cumsum(0) - 1, 0)
     values = source.reshape(-1, row).index_select(0, place)
     return torch.where(flags[:, None], values, self.expand(shape).reshape(-1, row)).reshape(shape)
