@@ -44,7 +44,7 @@ def translation(config: Any) -> dict[str, Any]:
 
 def image(size: int) -> Inputs:
     """float32 [2, 3, size, size]."""
-    return lambda config: {"pixel_values": randn(2, 3, size, size)}
+    return features(2, 3, size, size, name="pixel_values")
 
 
 def speech(config: Any) -> dict[str, Any]:

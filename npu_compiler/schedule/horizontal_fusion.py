@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeGuard
 
 from ..graph import expr
 from ..target_config import TargetConfig
@@ -100,7 +101,7 @@ def fuse_horizontally(schedule: Schedule, max_points: int) -> None:
     Those that need no earlier kernel, such as the angles of rotary embeddings, follow the first of them.
     """
 
-    def is_small(k: Kernel) -> bool:
+    def is_small(k: Kernel) -> TypeGuard[Loops]:
         return isinstance(k, Loops) and math.prod(k.body.domain) <= max_points
 
     ordered = _independent_first(schedule.kernels, is_small)
@@ -109,7 +110,7 @@ def fuse_horizontally(schedule: Schedule, max_points: int) -> None:
         phases.setdefault(numbered.phase, []).append(k)
     kernels: list[Kernel] = []
     for members in phases.values():
-        small = [k for k in members if isinstance(k, Loops) and is_small(k)][:MAX_PARTS]
+        small = [k for k in members if is_small(k)][:MAX_PARTS]
         if len(small) > 1:
             members = [FusedLoops.of(small), *(k for k in members if k not in small)]
         kernels += members
@@ -128,12 +129,11 @@ def _independent_first(kernels: Sequence[Kernel], is_small: Callable[[Kernel], b
         independent = not inputs & written and not outputs & (read | written)
         read |= inputs
         written |= outputs
-        if not is_small(k):
-            ordered.append(k)
-        elif after is None or not independent:
-            ordered.append(k)
-            after = len(ordered) if after is None else after
-        else:
+        if after is not None and independent and is_small(k):
             ordered.insert(after, k)
             after += 1
+            continue
+        ordered.append(k)
+        if after is None and is_small(k):
+            after = len(ordered)
     return ordered
