@@ -12,7 +12,6 @@ from ...graph.expr import Expr, const
 from ...schedule.kernel import Buffer, LoopBody, Loops, Operand, Scan, Sort
 from ...support import dtypes
 from ..codegen.nest import Access, Nest, Step, build_nest, use_counts
-from ..codegen.rounding import is_bfloat16, unrounded
 from ..codegen.row_passes import WORTH_SAVING, Pass
 from .blocks import CTYPE, LANE_TYPE, Block, Value, uniform_kind, vector_kind
 from .devices import MEASURED, CPUCosts
@@ -21,6 +20,7 @@ from .plan import TILE_BLOCK, Plan, make_plan, parts_of_lanes
 from .reductions import OPS, accumulator, clip, is_long, reduction_loops, waiting, waiting_type
 from .render import Renderer
 from .small_kernels import emit_small, small_scratch_bytes
+from .stores import Stores
 
 ARGUMENTS = "void* const* bufs, char* arena, npu::Thread& th, int* counter"
 
@@ -90,6 +90,7 @@ class _Emitter:
         names = [f"a{i}" for i in range(len(nest.inputs))] + [f"s{n}" for n in self.row.saved]
         self.render = Renderer(nest, names, plan.lane, plan.across_rows, use_counts(self.exprs))
         self.saved_places = {n: self._saved_place(n, at) for at, n in enumerate(self.row.saved)}
+        self.stores = Stores(nest, plan, self.render, self._known)
 
     def emit(self) -> tuple[list[str], list[int], list[int], int]:
         root = Block(None, "")
@@ -166,11 +167,11 @@ class _Emitter:
 
     def _row(self, block: Block) -> None:
         if self.plan.lane is None:
-            self._stores(block, self.row.stores)
+            self.stores.emit(block, self.row.stores)
         elif not self.plan.across_rows:
             for number, p in enumerate(self.row.passes):
                 self._pass_along(block, number, p)
-            self._stores(block, self.row.stores)
+            self.stores.emit(block, self.row.stores)
         else:
             for low, high in parts_of_lanes(self.plan, self.exprs, self.render.ranges):
                 if self.plan.tile is not None:
@@ -185,10 +186,10 @@ class _Emitter:
         """Emit one vector of points, or those along the inner dim."""
         d = self.plan.inner
         if d is None:
-            return self._stores(body, self.row.stores)
+            return self.stores.emit(body, self.row.stores)
         header = f"for (long i{d} = 0; i{d} < {self.nest.size[d]}; i{d}++) {{"
         with body.child(header, binds=frozenset((d,))) as inner:
-            self._stores(inner, self.row.stores)
+            self.stores.emit(inner, self.row.stores)
 
     # -- lanes ----------------------------------------------------------------------------------------------------
     @contextmanager
@@ -249,7 +250,7 @@ class _Emitter:
                     self.render.stages[e] = (frozenset((lane,)), Value(text, kind))
             if self.row.stores:
                 with self._vectors(tile, lane) as body:
-                    self._stores(body, self.row.stores)
+                    self.stores.emit(body, self.row.stores)
 
     def _hoist_row_values(self, tile: Block, lane: int, p: Pass) -> None:
         """Emit what depends on the row's reductions only, such as the logarithm of a sum, before the loop of a pass."""
@@ -266,17 +267,13 @@ class _Emitter:
                     collect(x)
 
         for s in p.steps:
-            collect(affine.simplify(self._stored(s) if s.kind == "store" else self._known(s.value), render.ranges))
+            collect(affine.simplify(self.stores.value(s) if s.kind == "store" else self._known(s.value), render.ranges))
         values = {e: Value(f"{render.name('h')}[u]", vector_kind(e.dtype)) for e in found}
         if values:
             tile.items += [f"{v.kind} {v.text.removesuffix('[u]')}[W];" for v in values.values()]
             with self._vectors(tile, lane) as body:
                 body.items += [f"{v.text} = {render.text(e, v.kind, body)};" for e, v in values.items()]
         render.stages |= {e: (frozenset((lane,)), v) for e, v in values.items()}
-
-    def _stored(self, s: Step) -> Expr:
-        """Return the value that a store writes."""
-        return unrounded(self._known(s.value.cast(self.nest.outputs[s.output].dtype)))
 
     @contextmanager
     def _vectors(self, block: Block, lane: int) -> Iterator[Block]:
@@ -318,7 +315,7 @@ class _Emitter:
                 for x, name in names.items():
                     kind = vector_kind(x.dtype)
                     inner.values[x] = Value(f"({name}[k] != 0)" if kind == "mask" else f"{name}[k]", kind)
-                self._stores(inner, self.row.stores)
+                self.stores.emit(inner, self.row.stores)
 
     # -- lanes along the row --------------------------------------------------------------------------------------
     def _pass_along(self, block: Block, number: int, p: Pass) -> None:
@@ -376,7 +373,7 @@ class _Emitter:
             text = render.text(e, vector_kind(e.dtype), body)
             offset = f"({place.offset} * W + u) * VL" if across_rows else place.offset
             lines.append(f"st(s{s.number} + {offset}, {text}, {'Full{}' if across_rows else 'L'});")
-        self._stores(body, p.stores, lines)
+        self.stores.emit(body, p.stores, lines)
 
     def _in_memory(self, s: Step, e: Expr) -> bool:
         """Whether a reduction takes 16-bit floats as they are in memory, next to each other: it needs no float32."""
@@ -385,76 +382,11 @@ class _Emitter:
         if self.plan.rows_at_once:  # accumulators of that kind stay in registers
             return False
         known = not e.value.checks and not affine.affine(e.args[0]).opaque()
-        return 0 <= e.value.operand < len(self.nest.inputs) and known and self._beside(e)
+        return 0 <= e.value.operand < len(self.nest.inputs) and known and self.stores.beside(e)
 
     def _ctype(self, e: Expr) -> str:
         """Return the C++ type of the elements that a load reads."""
         return dtypes.DTYPES[self.nest.inputs[e.value.operand].dtype].ctype
-
-    def _stores(self, body: Block, stores: list[Step], before: list[str] | None = None) -> None:
-        lines = before or []
-        for s in stores:
-            lines += self._store(body, s)
-        body.items += lines
-
-    def _store(self, body: Block, s: Step) -> list[str]:
-        render, plan = self.render, self.plan
-        assert s.target is not None
-        out, dtype = f"b{s.output}", self.nest.outputs[s.output].dtype
-        e, target = self._stored(s), self._known(s.target)
-        if plan.interleaved is not None:
-            return self._interleaved(body, e, target, out, plan.interleaved)
-        if plan.lane is None or (not plan.across_rows and s.per_row):
-            text = render.text(e, uniform_kind(dtype), body)
-            place = render.place(target, body)
-            text = f"({text})[0]" if vector_kind(dtype) in ("vf", "vd") else text
-            return [f"st1({out} + {place.offset}, {text});"] if place else []
-        if self._moves(e, target, dtype):
-            source, place = render.place(e, body), render.place(target, body)
-            if source is None or place is None:
-                return []
-            moved = f"{render.inputs[e.value.operand]} + {source.offset}"
-            return [f"move({out} + {place.offset}, {moved}, L);"]
-        text = self._named(e, body)
-        place = render.place(target, body)
-        if place is None:
-            return []
-        if place.gather:
-            return [f"scatter({out}, {place.gather}, {text}, L);"]
-        if place.stride == 1 and dtype == "bfloat16" and is_bfloat16(e):
-            return [f"st_exact({out} + {place.offset}, {text}, L);"]
-        if place.stride == 1:
-            return [f"st({out} + {place.offset}, {text}, L);"]
-        return [f"st_strided({out} + {place.offset}, {place.stride}, {text}, L);"]
-
-    def _moves(self, e: Expr, target: Expr, dtype: str) -> bool:
-        """Whether a store moves 16-bit floats as they are from neighbours to neighbours: it needs no float32."""
-        if dtype not in ("bfloat16", "float16") or e.op != "load" or e.value.guarded or self.plan.tiled:
-            return False
-        read = 0 <= e.value.operand < len(self.nest.inputs) and self.nest.inputs[e.value.operand].dtype == dtype
-        return read and self._beside(e) and self._beside(target)
-
-    def _beside(self, x: Expr) -> bool:
-        """Whether the lanes of a load or store are neighbours in memory."""
-        form, lane = affine.affine(x.args[0]), self.plan.lane
-        if lane is None or form.coefficient(lane) != 1:
-            return False
-        return not any(map(self.render.varying, (*form.opaque(), *x.args[1:])))
-
-    def _interleaved(self, body: Block, e: Expr, target: Expr, out: str, dim: int) -> list[str]:
-        """Emit the interleaved vectors of all positions of a short innermost dim."""
-        parts = [expr.substitute(e, {dim: const(m, "int64")}) for m in range(self.nest.size[dim])]
-        vectors = [self._named(self._known(part), body) for part in parts]
-        place = self.render.place(expr.substitute(target, {dim: const(0, "int64")}), body)
-        assert place is not None
-        return [f"st_interleaved({out} + {place.offset}, L, {', '.join(vectors)});"]
-
-    def _named(self, e: Expr, body: Block) -> str:
-        kind = vector_kind(e.dtype)
-        text = self.render.text(e, kind, body)
-        if text.isidentifier():
-            return text
-        return self.render.define_text(text, kind, body)
 
 
 def _result(s: Step) -> tuple[Expr, str]:
