@@ -20,6 +20,7 @@ from ..support.errors import IRError
 from ..support.records import show
 from .data_dependent import number_inputs
 from .ir import DataSize, Location
+from .tensor_lists import MASKS, SIZES, complete_masks
 
 MAX_NUMEL = 1 << 40  # far above any real tensor; below it, byte counts and offsets fit 64 bits
 MAX_REPEATED_BYTES = 1 << 28  # of constants that are written as one repeated value: a few characters each
@@ -156,18 +157,22 @@ def check_numbers(attrs: dict[str, Any], inputs: int, path: str) -> None:
 
 
 def check_tensor_lists(attrs: dict[str, Any], inputs: int, path: str) -> None:
-    """Check that the recorded sizes of list arguments fit the number of tensor ``inputs``."""
-    sizes = as_list(attrs.get("_tensor_list_sizes", []), f"{path}._tensor_list_sizes")
-    total = sum(as_natural(n, f"{path}._tensor_list_sizes[{i}]") for i, n in enumerate(sizes))
+    """Check that the attributes that describe lists of tensors fit each other and the number of tensor ``inputs``."""
+    sizes = as_list(attrs.get(SIZES, []), f"{path}.{SIZES}")
+    total = sum(as_natural(n, f"{path}.{SIZES}[{i}]") for i, n in enumerate(sizes))
     if total > inputs:
-        fail(f"{path}._tensor_list_sizes", f"the lists hold {total} tensors, but the node has {inputs} input(s)")
-    masks = as_list(attrs.get("_tensor_list_none_masks", []), f"{path}._tensor_list_none_masks")
+        fail(f"{path}.{SIZES}", f"the lists hold {total} tensors, but the node has {inputs} input(s)")
+    masks = as_list(attrs.get(MASKS, []), f"{path}.{MASKS}")
     if len(masks) > len(sizes):
-        fail(f"{path}._tensor_list_none_masks", f"{len(masks)} masks for {len(sizes)} tensor list(s)")
+        fail(f"{path}.{MASKS}", f"{len(masks)} masks for {len(sizes)} tensor list(s)")
     for i, mask in enumerate(masks):
-        where = f"{path}._tensor_list_none_masks[{i}]"
+        where = f"{path}.{MASKS}[{i}]"
         if not all(isinstance(m, bool) for m in as_list(mask, where)):
             fail(where, "expected a list of booleans")
+    try:
+        complete_masks(sizes, masks)
+    except ValueError as error:
+        fail(f"{path}.{MASKS}", str(error))
 
 
 # ------------------------------------------------------------------------------------------------------------ constants

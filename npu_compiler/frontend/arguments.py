@@ -10,6 +10,7 @@ import torch
 
 from ..aten.ir import TensorSpec
 from ..aten.json_values import read_attrs
+from ..aten.tensor_lists import list_attrs
 from ..support.errors import CaptureError, IRError
 
 __all__ = ["STATIC_ADVICE", "Arguments", "Number", "describe_node", "read_arguments"]
@@ -91,8 +92,7 @@ def read_arguments(
         CaptureError: the IR cannot represent an argument (a dynamic size).
     """
     result = Arguments()
-    sizes: list[int] = []
-    masks: list[list[bool]] = []
+    lists: list[Sequence[TensorSpec | None]] = []
     absent: list[str] = []  # tensor arguments that are None, written only if a tensor follows
     plain: dict[str, Any] = {}
     for i, argument in enumerate(op._schema.arguments):
@@ -120,18 +120,15 @@ def read_arguments(
         if isinstance(value, TensorSpec):
             result.named[argument.name] = value
         else:
-            sizes.append(len(present))
-            if len(present) != len(tensors):
-                masks.append([t is None for t in tensors])
+            lists.append(tensors)
         result.inputs += present
         if argument.alias_info is not None:
             result.aliased += present
             if argument.alias_info.is_write:
                 result.written += present
     result.close()
-    lists = {"_tensor_list_sizes": sizes, "_tensor_list_none_masks": masks}
     try:
-        result.attrs = read_attrs({**{k: v for k, v in lists.items() if v}, **plain}, "attrs")
+        result.attrs = read_attrs({**list_attrs(lists), **plain}, "attrs")
     except IRError as e:
         raise CaptureError(f"{describe_node(node)}: {e}") from e
     return result

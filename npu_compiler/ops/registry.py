@@ -16,6 +16,7 @@ from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ..aten.op_names import STRUCTURAL, functional_name
+from ..aten.tensor_lists import ENCODING, TensorLists
 from ..graph.expr import Expr
 from ..graph.graph import Graph, Value, result_type
 from ..support import dtypes
@@ -29,7 +30,7 @@ Lowering = TypeVar("Lowering", bound=Callable[..., Any])
 IGNORED_ATTRS = frozenset(
     (
         "device", "layout", "pin_memory", "memory_format", "non_blocking", "requires_grad", "copy",
-        "_tensor_list_sizes", "_tensor_list_none_masks", "cudnn_enabled", "cudnn_enable",
+        *ENCODING, "cudnn_enabled", "cudnn_enable",
     )
 )  # fmt: skip
 
@@ -167,18 +168,14 @@ def bind(op: OpDef, op_type: str, inputs: Sequence[Value], attrs: dict[str, Any]
         if name not in known and name not in IGNORED_ATTRS:
             raise Unsupported(Reason("attribute", f"{op_type}: argument {name}={attrs[name]!r} is not implemented"))
     queue = list(inputs)
-    sizes = list(attrs.get("_tensor_list_sizes") or [])
-    masks = list(attrs.get("_tensor_list_none_masks") or [])
+    lists = TensorLists(attrs)
     args: dict[str, Any] = {}
     for i, p in enumerate(op.params):
         if p.name in attrs:
             args[p.name] = _checked(op_type, p, attrs[p.name])
         elif p.kind == "list":
-            size = sizes.pop(0) if sizes else len(queue)
-            mask = masks.pop(0) if masks else [False] * size
-            if not any(mask) and len(mask) != size:
-                mask = [False] * size
-            args[p.name] = [None if none else queue.pop(0) for none in mask]
+            later = sum(q.kind == "tensor" and q.name not in attrs for q in op.params[i + 1 :])
+            args[p.name] = [None if none else queue.pop(0) for none in lists.take(len(queue) - later)]
         elif p.kind in ("tensor", "operand") and queue:
             args[p.name] = queue.pop(0)
         elif p.kind == "optional":  # a tensor that is None has no input; the required ones come first

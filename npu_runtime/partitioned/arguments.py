@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from npu_compiler.aten.data_dependent import number_inputs
 from npu_compiler.aten.ir import OpNode
+from npu_compiler.aten.tensor_lists import ENCODING, TensorLists
 from npu_compiler.support.errors import BackendError
 
 if TYPE_CHECKING:
     import torch
-
-_ENCODING = ("_tensor_list_sizes", "_tensor_list_none_masks")  # how the IR writes lists of tensors
 
 
 class Unbound(Exception):
@@ -71,7 +70,7 @@ def resolve(op_type: str) -> tuple[Any, bool]:
 def bind_arguments(op: Any, node: OpNode) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return positional and keyword arguments in schema order, with slots for tensors."""
     schema = op._schema
-    attrs = {k: v for k, v in node.attrs.items() if k not in _ENCODING}
+    attrs = {k: v for k, v in node.attrs.items() if k not in ENCODING}
     unknown = [k for k in attrs if k not in {a.name for a in schema.arguments}]
     if unknown:
         raise Unbound(f"{node.op_type} takes no argument {', '.join(unknown)}")
@@ -102,8 +101,7 @@ class _Slots:
     def __init__(self, node: OpNode, arguments: list[Any]):
         self.node = node
         self.count, self.next = len(node.inputs) - len(set(number_inputs(node.attrs))), 0
-        self.sizes = list(node.attrs.get("_tensor_list_sizes") or ())
-        self.masks = list(node.attrs.get("_tensor_list_none_masks") or ())
+        self.lists = TensorLists(node.attrs)
         # Tensors that later required arguments still need: an optional one must not take them.
         self.required = sum(str(a.type) == "Tensor" and not a.has_default_value() for a in arguments)
 
@@ -119,13 +117,9 @@ class _Slots:
     def take(self, argument: Any) -> Any:
         kind = str(argument.type)
         if "List" in kind:
-            if kind.startswith("Optional") and not self.sizes:
+            if kind.startswith("Optional") and not self.lists:
                 return None
-            size = self.sizes.pop(0) if self.sizes else self.left() - self.required
-            mask = self.masks.pop(0) if self.masks else []
-            if not any(mask):
-                mask = [False] * size
-            return [None if none else self._pop(argument) for none in mask]
+            return [None if none else self._pop(argument) for none in self.lists.take(self.left() - self.required)]
         if kind.startswith("Optional"):
             return self._pop(argument) if self.left() > self.required else None
         if argument.has_default_value() and self.left() <= self.required:

@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.ao.quantization.fx._decomposed  # registers quantized_decomposed
 
+from npu_compiler.aten.tensor_lists import list_attrs
 from npu_compiler.graph import interp
 from npu_compiler.graph.graph import Graph, Value
 from npu_compiler.ops import REGISTRY, OpDef, lower_call
@@ -233,8 +234,7 @@ def encode(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple
     given = {p.name: a for p, a in zip(schema.arguments, args, strict=False)} | dict(kwargs)
     inputs: list[torch.Tensor] = []
     attrs: dict[str, Any] = {}
-    sizes: list[int] = []
-    masks: list[list[bool]] = []
+    lists: list[list[torch.Tensor | None]] = []
     for p in schema.arguments:
         if p.name not in given:
             continue
@@ -244,16 +244,10 @@ def encode(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple
         elif isinstance(a, list) and "Tensor" in str(p.type):
             tensors = [t for t in a if t is not None]
             inputs += tensors
-            sizes.append(len(tensors))
-            if len(tensors) != len(a):
-                masks.append([t is None for t in a])
+            lists.append(a)
         elif a is not None or "Tensor" not in str(p.type):
             attrs[p.name] = a
-    if sizes:
-        attrs["_tensor_list_sizes"] = sizes
-    if masks:
-        attrs["_tensor_list_none_masks"] = masks
-    return inputs, attrs
+    return inputs, attrs | list_attrs(lists)
 
 
 def same_value(a: Any, b: Any) -> bool:

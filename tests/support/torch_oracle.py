@@ -12,6 +12,7 @@ import torch
 
 from npu_compiler.aten.ir import IRGraph, OpNode
 from npu_compiler.aten.json_reader import leaf_key
+from npu_compiler.aten.tensor_lists import TensorLists
 
 # Ops that refuse mixed float types; IR that older versions made on the meta device has them.
 STRICT = ("aten.matmul.default", "aten.linear.default", "aten.index_copy.default")
@@ -62,16 +63,14 @@ def _call(node: OpNode, inputs: list[torch.Tensor], double: bool) -> list[torch.
     gap = False  # an argument was left at its default: those that follow go by name
     tensors = iter([t.clone() for t in (promoted(inputs) if node.op_type in STRICT else inputs)])
     left = len(inputs)
-    sizes = iter(node.attrs.get("_tensor_list_sizes", []))
-    masks = iter(node.attrs.get("_tensor_list_none_masks", []))
+    lists = TensorLists(node.attrs)
     for argument in function._schema.arguments:
         kind = str(argument.type)
         if argument.name in node.attrs:
             found = _attr(node.attrs[argument.name], argument.name, double)
         elif "List[" in kind and "Tensor" in kind:
-            n = next(sizes)
-            found = [None if absent else next(tensors) for absent in next(masks, [False] * n)]
-            left -= n
+            found = [None if absent else next(tensors) for absent in lists.take(left)]
+            left -= sum(t is not None for t in found)
         elif "Tensor" in kind and left:
             found, left = next(tensors), left - 1
         else:
