@@ -8,6 +8,11 @@
 A model is ARCHITECTURE:MIX, an exact architecture with random weights in the types that ``llama-quantize`` would choose
 (``gguf_models.py``), or 'smollm2', the real SmolLM2-135M-Instruct in q4_1. Engines run on two threads, or on
 ``NPU_BENCH_THREADS``. The results of a model are stored as soon as it is measured, with the day.
+
+On a CPU with AMX, llama.cpp as GCC 12 compiles it stops with SIGILL at its first tile instruction: this compiler's
+``_tile_loadconfig`` does not declare all memory that it reads, so the stores before it are dropped. Build
+llama-cpp-python with a compiler barrier, ``asm volatile("" :: "r"(&tc) : "memory")``, in front of that call in
+``ggml-cpu/amx/mmq.cpp``, and with ``-DGGML_AMX_TILE=ON -DGGML_AMX_INT8=ON -DGGML_AMX_BF16=ON``.
 """
 
 from __future__ import annotations

@@ -103,8 +103,16 @@ def compile(
     from .pipeline import compile_ir
     from .targets import target_name
 
-    options = (dtype, disable, weights, float32_precision, speed_over_memory, activations)
-    return compile_ir(load_ir(ir), target_name(target), *options)
+    return compile_ir(
+        load_ir(ir),
+        target_name(target),
+        dtype,
+        disable=disable,
+        weights=weights,
+        float32_precision=float32_precision,
+        speed_over_memory=speed_over_memory,
+        activations=activations,
+    )
 
 
 def _version() -> str:

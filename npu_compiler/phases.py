@@ -70,6 +70,8 @@ PASSES: dict[str, str] = {
     "pieces": "split the weights of float16 and float32 convolutions into bfloat16 numbers where that is faster",
 }
 
+CHOSEN = frozenset(("compress_weights", "quantize_activations"))  # the passes that only do what the caller asks for
+
 
 def switches(target: str) -> dict[str, str]:
     """Return what a compilation for a target can leave out, in order: name -> what it does."""
@@ -79,7 +81,7 @@ def switches(target: str) -> dict[str, str]:
 
 def fusions(config: TargetConfig) -> frozenset[str]:
     """Return the passes that are left out when nodes are compiled one by one, as the constraint checker does."""
-    return frozenset(PASSES) | {r.name for r in common_rewrites(config)}
+    return frozenset(PASSES) - CHOSEN | {r.name for r in common_rewrites(config)}
 
 
 @dataclass

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from .artifact.program import CompiledProgram
 from .aten.ir import IRGraph, Location
@@ -47,7 +47,7 @@ from .weights.bytes import FP8
 from .weights.format import WeightFormats, Weights, known_formats, weight_format
 
 __all__ = [
-    "PASSES", "PHASES", "State", "compile_entries", "compile_graph", "compile_graphs", "compile_ir", "dump",
+    "PASSES", "PHASES", "Options", "State", "compile_entries", "compile_graph", "compile_graphs", "compile_ir", "dump",
     "run_graph", "run_phases", "switches",
 ]  # fmt: skip
 
@@ -66,7 +66,7 @@ def _rewrite(s: State) -> None:
     if run_rewrites(s):
         return
     if s.refused_kernels() and s.ir is not None:
-        disable = fusions(s.config) - {"compress_weights"} | set(s.disable)
+        disable = fusions(s.config) | set(s.disable)
         plain = State(s.ir, s.config, s.dtype, disable, weights=s.weights, one_row=s.one_row)
         for f in (_lower, run_normalise, run_layout, run_fold, run_fuse, run_schedule, run_rewrites):
             f(plain)
@@ -103,33 +103,58 @@ PHASES: tuple[tuple[str, Callable[[State], None], str], ...] = (
 _SCHEDULE = [name for name, _, _ in PHASES].index("schedule")
 
 
+class Options(TypedDict, total=False):
+    """What a caller chooses about a compilation, besides the model, the target and the dtype.
+
+    ``disable``, ``weights``, ``float32_precision``, ``speed_over_memory`` and ``activations`` are those of
+    :func:`npu_compiler.compile`. ``dump``: the directory where every phase writes its graph, and code generation the
+    sources (default ``NPU_DUMP``).
+    """
+
+    disable: Collection[str]
+    weights: Weights
+    float32_precision: str
+    speed_over_memory: bool
+    activations: str | None
+    dump: Path | None
+
+
 def run_phases(
     ir: IRGraph,
     target: str,
     dtype: Any = None,
-    disable: Collection[str] = (),
     until: str | None = None,
-    weights: Weights = None,
     entry: str = "main",
-    float32_precision: str = "highest",
-    dump: Path | None = None,
+    **options: Unpack[Options],
 ) -> State:
-    """Run the compiler up to and including ``until``, a phase or a rewrite of the target (default: all).
-
-    ``entry``: the name of the entry point, which dumped files start with unless it is 'main'. ``dump``: the directory
-    for these files (default ``NPU_DUMP``)."""
-    config, phases = _config(target, float32_precision), [name for name, _, _ in PHASES]
+    """Run the compiler up to and including ``until``, a phase or a rewrite of the target (default: all). ``entry``: the
+    name of the entry point, which dumped files start with unless it is 'main'."""
+    phases = [name for name, _, _ in PHASES]
     rewrites = [r.name for r in get_target(target).rewrites]
     if until is not None and until not in (*phases, *rewrites):
         known = f"phases are: {', '.join(phases)}; rewrites of {target}: {', '.join(rewrites)}"
         raise CompileError(f"unknown phase {until!r}; {known}")
-    off = _switches(disable, target)
-    formats, dump = _formats(weights, config), dump or env.dump_dir()
-    return _run(State(ir, config, _storage(dtype), off, entry=entry, weights=formats, dump=dump), 0, until)
+    return _run(_state(ir, target, dtype, entry, **options), 0, until)
 
 
-def _storage(dtype: Any) -> str | None:
-    return None if dtype is None else storage_dtype(dtype)
+def _state(
+    ir: IRGraph,
+    target: str,
+    dtype: Any,
+    entry: str,
+    *,
+    disable: Collection[str] = (),
+    weights: Weights = None,
+    float32_precision: str = "highest",
+    speed_over_memory: bool = False,
+    activations: str | None = None,
+    dump: Path | None = None,
+) -> State:
+    """Return the state before the first phase. Raises ``ConfigError`` for options that do not fit the target."""
+    config = _config(target, float32_precision, speed_over_memory, activations)
+    kind = None if dtype is None else storage_dtype(dtype)
+    off, formats = _switches(disable, target), _formats(weights, config)
+    return State(ir, config, kind, off, entry=entry, weights=formats, dump=dump or env.dump_dir())
 
 
 def _config(
@@ -274,51 +299,21 @@ def _kernels(state: State) -> str:
     return "\n".join(lines)
 
 
-def compile_ir(
-    ir: IRGraph,
-    target: str = "cpu",
-    dtype: Any = None,
-    disable: Collection[str] = (),
-    weights: Weights = None,
-    float32_precision: str = "highest",
-    speed_over_memory: bool = False,
-    activations: str | None = None,
-    dump: Path | None = None,
-) -> CompiledProgram:
-    """Run all phases and return the artifact. Arguments and errors are those of :func:`npu_compiler.compile`, and
-    ``dump`` is that of :func:`run_phases`."""
-    options = (dtype, disable, weights, float32_precision, speed_over_memory, activations, dump)
-    return compile_entries({"main": ir}, target, *options)
+def compile_ir(ir: IRGraph, target: str = "cpu", dtype: Any = None, **options: Unpack[Options]) -> CompiledProgram:
+    """Run all phases and return the artifact. The errors are those of :func:`npu_compiler.compile`."""
+    return compile_entries({"main": ir}, target, dtype, **options)
 
 
 def compile_entries(
-    irs: Mapping[str, IRGraph],
-    target: str = "cpu",
-    dtype: Any = None,
-    disable: Collection[str] = (),
-    weights: Weights = None,
-    float32_precision: str = "highest",
-    speed_over_memory: bool = False,
-    activations: str | None = None,
-    dump: Path | None = None,
+    irs: Mapping[str, IRGraph], target: str = "cpu", dtype: Any = None, **options: Unpack[Options]
 ) -> CompiledProgram:
     """Compile several graphs of one model (a prefill and a decode step, say) into entry points of one program, which
-    share weights and state.
-
-    ``weights``: the weight format (:mod:`npu_compiler.weights.format`) of the matrices of products, or a mapping from
-    names of weights to formats (see ``WeightFormats``). Raises ``ConfigError`` if one is unknown or the target has no
-    reader for it. Loading weights whose values do not fit the
-    format raises ``IncompressibleError``. ``speed_over_memory``: where products of several rows cannot read a format,
-    store the elements as well, instead of decoding them in every run. ``activations``: one of ``dtypes.ACTIVATIONS``,
-    to which rows of activations are quantised in front of matrices in fp8 formats; None: they keep their precision.
-    ``dump``: see :func:`run_phases`.
-    """
-    off, kind = _switches(disable, target), _storage(dtype)
-    config = _config(target, float32_precision, speed_over_memory, activations)
-    formats, dump = _formats(weights, config), dump or env.dump_dir()
-    states = {n: State(ir, config, kind, off, entry=n, weights=formats, dump=dump) for n, ir in irs.items()}
+    share weights and state. The errors are those of :func:`npu_compiler.compile`; loading weights whose values do not
+    fit their format raises ``IncompressibleError``."""
+    states = {n: _state(ir, target, dtype, n, **options) for n, ir in irs.items()}
+    default = next(iter(states.values())).weights.default
     first = 0
-    if len(states) > 1 and formats.default is not None and formats.default.lossless:
+    if len(states) > 1 and default is not None and default.lossless:
         for s in states.values():
             _run(s, 0, "fuse")
         one_row = frozenset().union(*(one_row_weights(s.graph) for s in states.values()))
@@ -326,17 +321,10 @@ def compile_entries(
     return _link({n: _run(s, first, "memory") for n, s in states.items()})
 
 
-def compile_unshared(
-    ir: IRGraph,
-    target: str = "cpu",
-    dtype: Any = None,
-    disable: Collection[str] = (),
-    weights: Weights = None,
-    float32_precision: str = "highest",
-) -> State:
+def compile_unshared(ir: IRGraph, target: str = "cpu", dtype: Any = None, **options: Unpack[Options]) -> State:
     """Compile like :func:`compile_ir`, but let no two buffers share memory: after a run, the arena holds the results of
     every kernel, so that each can be checked. The state has the ``program`` and its ``schedule``."""
-    state = run_phases(ir, target, dtype, disable, "rewrite", weights, float32_precision=float32_precision)
+    state = run_phases(ir, target, dtype, "rewrite", **options)
     assert state.schedule is not None
     plan_memory(state.schedule, state.config.buffer_align, share=False)
     state.program = _link({"main": state})

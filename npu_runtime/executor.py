@@ -99,8 +99,8 @@ class Executor(TakesWeights):
             self.load_weights(weights)
 
     def load_weights(self, weights: Any) -> None:
-        """Replace the weights and return to the initial state. Runs that are already bound keep the old weights. Raises
-        ``WeightError`` before it changes anything."""
+        """Replace the weights and return to the initial state; state that another executor shares stays as it is. Runs
+        that are already bound keep the old weights. Raises ``WeightError`` before it changes anything."""
         store = weights if isinstance(weights, WeightStore) else load_weights(self.program, weights, self.backend)
         self._prepare(store)
 
@@ -118,7 +118,9 @@ class Executor(TakesWeights):
         self._host_run = host_run(self) if self._own is None else None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Executor, (self.program, self.weights, self.backend, self.entry.name, self.state)
+        weights = None if isinstance(self._loaded, _WithoutWeights) else self.weights
+        shares = self._shared_state is not None
+        return _restored, (self.program, weights, self.backend, self.entry.name, self.state, shares)
 
     @property
     def inputs(self) -> tuple[IOSpec, ...]:
@@ -365,6 +367,15 @@ class Executor(TakesWeights):
         finally:
             for key, value in held.items():
                 self.state.write(key, value)
+
+
+def _restored(
+    program: CompiledProgram, weights: WeightStore | None, backend: Backend, entry: str, state: State, shares: bool
+) -> Executor:
+    """Return a copied executor, with its own ``state`` unless it ``shares`` that of another one."""
+    executor = Executor(program, weights, backend, entry, state)
+    executor._shared_state = state if shares else None
+    return executor
 
 
 class _WithoutWeights(LoadedEntry):

@@ -126,7 +126,8 @@ def _build(program: CompiledProgram, reason: str) -> bytes:
     from npu_compiler.targets.cpu import toolchain
 
     try:
-        return toolchain.build_shared(program.sources, Path(toolchain.__file__).parent / "kernels")
+        kernels = Path(toolchain.__file__).parent / "kernels"
+        return toolchain.build_shared(program.sources, kernels, more_flags=device_at_hand().flags)
     except (ToolchainError, ValueError) as error:
         raise BackendError(
             f"program {program.name!r} cannot run here: {reason}; it could not be rebuilt from its source either: "

@@ -103,9 +103,15 @@ def is_language_model(model: str) -> bool:
     return is_registered(model) or is_hub_id(model)
 
 
+def refuse_language_options(args: argparse.Namespace, *options: str) -> None:
+    """Raise ``InputError`` if one of these ``options`` of language models is given for another model."""
+    for option in options:
+        if getattr(args, option.replace("-", "_")) not in (None, "auto"):
+            raise InputError(f"--{option} is an option of language models, and {args.model} is not one")
+
+
 def load_language_model(args: argparse.Namespace) -> LLM:
     """Load the language model that the arguments of a verb describe. Raises as ``LLM.load``."""
-
     from . import LLM
 
     with step(f"loading {args.model}"):

@@ -119,6 +119,7 @@ CELLS = {
     "upper bound of the packed weights of language models kept on disk; the oldest go first": (
         "디스크에 보관하는 언어 모델의 패킹된 가중치의 최대 크기. 오래된 것부터 지움"
     ),
+    "a whole number from 1 to 256": "1부터 256까지의 정수",
     "a whole number from 1 to 4096": "1부터 4096까지의 정수",
     "the cores this process may use": "이 프로세스가 쓸 수 있는 코어 수",
     "the CPUs this process may use": "이 프로세스가 쓸 수 있는 CPU 수",

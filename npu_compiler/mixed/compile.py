@@ -3,43 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Unpack
 
 from ..artifact.program import CompiledProgram
 from ..partitioning.plan import NPU, PartitionPlan
-from ..pipeline import compile_entries, compile_ir, main_dtype
+from ..pipeline import Options, compile_entries, compile_ir, main_dtype
 from ..target_config import target_config
-from ..weights.format import Weights
 from .program import MixedProgram
 
 __all__ = ["assemble", "compile_plan"]
 
 
 def compile_plan(
-    plan: PartitionPlan,
-    target: str = "cpu",
-    dtype: Any = None,
-    disable: Collection[str] = (),
-    weights: Weights = None,
-    float32_precision: str = "highest",
-    speed_over_memory: bool = False,
-    activations: str | None = None,
-    dump: Path | None = None,
+    plan: PartitionPlan, target: str = "cpu", dtype: Any = None, **options: Unpack[Options]
 ) -> CompiledProgram | MixedProgram:
     """Compile the NPU partitions of ``plan``, which was made for ``target``.
 
     Returns a :class:`CompiledProgram` if one NPU partition computes the whole model, else a :class:`MixedProgram`, in
-    which the entry point of partition n is named 'pn'. ``dump``: the directory where every phase writes its graph, and
-    code generation the sources (default ``NPU_DUMP``). For the other arguments and the errors see
-    :func:`npu_compiler.compile`.
+    which the entry point of partition n is named 'pn'. ``options`` are the keyword arguments of
+    :func:`npu_compiler.compile`, and ``dump``: the directory where every phase writes its graph, and code generation
+    the sources (default ``NPU_DUMP``). The errors are those of :func:`npu_compiler.compile`.
     """
-    options = (target, dtype, disable, weights, float32_precision, speed_over_memory, activations, dump)
     if plan.on_npu:
-        return compile_ir(plan.ir, *options)
+        return compile_ir(plan.ir, target, dtype, **options)
     compiled = {
-        part.id: compile_entries({f"p{part.id}": part.ir}, *options) for part in plan.partitions if part.device == NPU
+        part.id: compile_entries({f"p{part.id}": part.ir}, target, dtype, **options)
+        for part in plan.partitions
+        if part.device == NPU
     }
     return assemble(plan, compiled, target)
 

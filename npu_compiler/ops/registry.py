@@ -9,6 +9,7 @@ implement exactly.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from ..support import dtypes
 from ..support.errors import Reason, Unsupported
 from .samples import Sample
 
+_log = logging.getLogger(__name__)
 Scalar = int | float | bool
 Lowering = TypeVar("Lowering", bound=Callable[..., Any])
 
@@ -233,6 +235,7 @@ def lower_call(graph: Graph, op_type: str, inputs: Sequence[Value], attrs: dict[
         args = bind(op, op_type, inputs, attrs)
         out = op.lower(**args, **({"graph": graph} if op.wants_graph else {}))
     except (AssertionError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
+        _log.debug("lowering %s", op_type, exc_info=True)  # may also be a defect of the lowering
         raise Unsupported(Reason("arguments", f"{op_type}: {error}")) from error
     return list(out) if isinstance(out, tuple | list) else [out]
 

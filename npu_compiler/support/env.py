@@ -32,6 +32,7 @@ class Variable:
     meaning: str
 
 
+MAX_THREADS = 256  # of a program on the CPU: as many as its thread pool holds (pool.cpp)
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
@@ -47,7 +48,7 @@ VARIABLES: dict[str, Variable] = {
                  "2GiB", "upper bound of the compile cache; the oldest entries go first"),
         Variable("NPU_WEIGHT_CACHE_SIZE", "a size like '8GiB'; 0 turns the cache off", "16GiB",
                  "upper bound of the packed weights of language models kept on disk; the oldest go first"),
-        Variable("NPU_NUM_THREADS", "a whole number from 1 to 4096", "the cores this process may use",
+        Variable("NPU_NUM_THREADS", f"a whole number from 1 to {MAX_THREADS}", "the cores this process may use",
                  "threads that run() uses"),
         Variable("NPU_COMPILE_JOBS", "a whole number from 1 to 4096", "the CPUs this process may use",
                  "C++ compilers that run at a time; the kernels of a program are divided among as many"),
@@ -186,8 +187,8 @@ def weight_cache_size() -> int:
 
 
 def num_threads() -> int:
-    """``NPU_NUM_THREADS``, else the number of cores that this process may use."""
-    return _read("NPU_NUM_THREADS", _integer(1, 4096), usable_cores())
+    """``NPU_NUM_THREADS``, else the number of cores that this process may use, up to :data:`MAX_THREADS`."""
+    return _read("NPU_NUM_THREADS", _integer(1, MAX_THREADS), min(usable_cores(), MAX_THREADS))
 
 
 def compile_jobs() -> int:

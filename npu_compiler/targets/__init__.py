@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -37,12 +38,18 @@ class Emitted:
     build: dict[str, Any] = field(default_factory=dict)
 
 
+def entry_symbols(schedules: Sequence[Schedule]) -> dict[str, str]:
+    """Return a symbol for each entry point, by name: a C identifier, unique in the program."""
+    return {s.name: f"npu_run_{i}_{re.sub(r'[^A-Za-z0-9_]', '_', s.name)[:40]}" for i, s in enumerate(schedules)}
+
+
 class CodegenTarget(Protocol):
     """The contract of a code generator: the module-level ``TARGET`` of ``targets/<name>/target.py``.
 
     ``name``: the target's name, as in ``compile(target=name)``. ``config``: the limits that rules and passes read.
 
-    Two more methods are optional. ``for_device(device) -> CodegenTarget`` returns the code generator for one of the
+    A class that derives from this one only has to define these two and :meth:`supports` and :meth:`emit`. Two more
+    methods are optional. ``for_device(device) -> CodegenTarget`` returns the code generator for one of the
     target's devices (:class:`Selectable` implements it). ``compiler() -> str`` returns the compiler's name and version
     for ``npusim doctor``, or raises ``ToolchainError`` if there is no compiler.
     """
@@ -56,16 +63,19 @@ class CodegenTarget(Protocol):
     def winograd(self, conv: Node) -> np.ndarray | None:
         """Return the filter transform G [points, 3] if Winograd's algorithm computes this conv2d node faster, else
         None."""
+        return None
 
     def in_pieces(self, conv: Node) -> bool:
         """Return whether this conv2d node is computed faster, at the precision of float32, by products of the bfloat16
         numbers whose sums are its float16 or float32 operands. It is asked if :meth:`winograd` returned None."""
+        return False
 
     @property
     def rewrites(self) -> Sequence[ScheduleRewrite]:
         """The rewrites that turn an entry point's kernels into those that this target runs fastest, in the order in
         which they are applied before memory planning. Those of
         :func:`npu_compiler.schedule.horizontal_fusion.common_rewrites` are useful for most targets."""
+        return ()
 
     def emit(self, schedules: list[Schedule], *, build: bool = True) -> Emitted:
         """Generate code for the entry points ``schedules`` of one program, and compile it if ``build``.
@@ -101,7 +111,15 @@ _registered: dict[str, CodegenTarget] = {}
 
 
 def register_target(target: CodegenTarget) -> None:
-    """Register a target that is not part of this package. ``compile(target=target.name)`` then finds it."""
+    """Register a target that is not part of this package. ``compile(target=target.name)`` then finds it. Raises
+    ``ConfigError`` if it lacks a member of :class:`CodegenTarget`."""
+    members = ("name", "config", "supports", "winograd", "in_pieces", "rewrites", "emit")
+    missing = [m for m in members if not hasattr(target, m)]
+    if missing:
+        raise ConfigError(
+            f"target {getattr(target, 'name', type(target).__name__)!r} has no {', '.join(missing)}: derive its class "
+            "from npu_compiler.targets.CodegenTarget, which needs name, config, supports and emit"
+        )
     register_config(target.config)
     _registered[target.name] = target
 
@@ -116,7 +134,7 @@ def target_name(target: str | CodegenTarget) -> str:
     if isinstance(target, type) or not isinstance(getattr(target, "config", None), TargetConfig):
         what = f"the class {target.__name__}" if isinstance(target, type) else f"of type {type(target).__name__}"
         known = ", ".join(target_names())
-        raise ConfigError(f"target is {what}: pass a name ({known}) or an object with name, config, supports and emit")
+        raise ConfigError(f"target is {what}: pass a name ({known}) or an object of a class that derives CodegenTarget")
     register_target(target)
     return target.name
 

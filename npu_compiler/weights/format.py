@@ -278,6 +278,12 @@ def identity(format: WeightFormat | None) -> str:
     return f"{format.name} {digest.hexdigest()}"
 
 
+def registered_identities() -> list[str]:
+    """Return the :func:`identity` of every format that is not part of this package, for cache keys of what may hold
+    weights in any of them."""
+    return sorted(map(identity, _registered.values()))
+
+
 def _files(format: WeightFormat) -> Iterator[Path]:
     for part in (format, *format.layouts):
         file = getattr(sys.modules.get(type(part).__module__), "__file__", None)

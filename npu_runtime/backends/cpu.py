@@ -107,8 +107,8 @@ class CPUBackend(Backend):
     name = "cpu"
 
     def __init__(self, threads: int | None = None):
-        if threads is not None and not 1 <= threads <= 4096:
-            raise BackendError(f"threads={threads}: it takes a whole number from 1 to 4096")
+        if threads is not None and not 1 <= threads <= env.MAX_THREADS:
+            raise BackendError(f"threads={threads}: it takes a whole number from 1 to {env.MAX_THREADS}")
         self._asked, self.threads = threads, threads or env.num_threads()
         self._block: Block | None = None
         self._libraries: weakref.WeakValueDictionary[int, NativeLibrary] = weakref.WeakValueDictionary()

@@ -30,7 +30,7 @@ from npu_compiler.support.files import write_atomic
 from npu_compiler.target_config import target_config
 from npu_compiler.weights.bytes import FP8
 from npu_compiler.weights.files import read_document
-from npu_compiler.weights.format import ALL_OTHERS, LOSSLESS, Weights, identity, weight_format
+from npu_compiler.weights.format import ALL_OTHERS, LOSSLESS, Weights, identity, registered_identities, weight_format
 
 from ..arrays import return_freed_memory
 from ..backends.base import Backend, get_backend
@@ -142,7 +142,7 @@ class Loader:
         self.path = find_model(model)
         source = self._checkpoint()
         program, _, manifest = self._compiled(source, apart=False)
-        return program, source.tensors(program), manifest
+        return program, source.tensors(), manifest
 
     def _checkpoint(self) -> _CheckpointFiles:
         return _CheckpointFiles(self.path, self.dtype, self._programs, self._compiler, self.weights)
@@ -211,7 +211,7 @@ class Loader:
                 self._weights.drop(key)
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
-            store = load_weights(program, source.tensors(program), self.backend)
+            store = load_weights(program, source.tensors(), self.backend)
         for w in found:
             warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
         source.close()
@@ -297,7 +297,7 @@ class _CheckpointFiles:
             self.weights = None
         self._cache.put(self._incompressible, b"")
 
-    def tensors(self, program: CompiledProgram) -> Mapping[str, Any]:
+    def tensors(self) -> Mapping[str, Any]:
         return self._checkpoint.weights
 
     def close(self) -> None:
@@ -334,7 +334,7 @@ class _CompiledFile:
                 raise InputError(f"{self.path} was compiled with {name}={fixed[name]}, not {value}; compile it again")
         return program, manifest
 
-    def tensors(self, program: CompiledProgram) -> Path:
+    def tensors(self) -> Path:
         return self._weights
 
     def close(self) -> None:
@@ -401,11 +401,12 @@ def file_identity(path: Path) -> str:
 
 def compiler_identity(target: str) -> str:
     """Return a text that changes with everything that programs for ``target`` depend on: the compiler's files, the
-    machine, and the disabled passes."""
+    machine, the disabled passes, and the registered weight formats."""
     import npu_compiler
 
     made_by = _digest(Path(npu_compiler.__file__).parent)
-    return f"{target} {target_config(target).device!r} {made_by} {sorted(env.disabled())}"
+    formats = registered_identities()
+    return f"{target} {target_config(target).device!r} {made_by} {sorted(env.disabled())} {formats}"
 
 
 @cache
@@ -430,7 +431,7 @@ def _digest(*places: Path) -> str:
 
 
 def _weight_key(source: _CheckpointFiles | _CompiledFile, recipes: str) -> str:
-    return f"{source.identity} {recipes} {packing_identity()}"
+    return f"{source.identity} {recipes} {packing_identity()} {registered_identities()}"
 
 
 def _recipe_digest(program: CompiledProgram) -> str:

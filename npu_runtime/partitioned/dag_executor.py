@@ -296,7 +296,7 @@ class _Run:
         for t in self.plan.outputs:
             key = self.plan.ir.key(t)
             if key not in results:
-                results[key] = self._device_output(key, t) if device_outputs else self._host_output(key)
+                results[key] = self._device_output(key) if device_outputs else self._host_output(key)
         for name, key in self.plan.feeds.items():
             kept = key in self.made and key not in results
             self.owner._feeds[name] = self.device[key] if kept else np.array(self._leaf_or_host(key))
@@ -313,7 +313,7 @@ class _Run:
             return self.device[key].to_numpy(copy=key not in self.made or key in self.plan.feeds.values())
         return np.array(self._leaf_or_host(key))  # a copy: it may be an input, a weight or a view of one
 
-    def _device_output(self, key: Key, spec: TensorSpec) -> DeviceBuffer:
+    def _device_output(self, key: Key) -> DeviceBuffer:
         if key in self.device:
             return self.device[key]
         return self.owner.backend.allocate_buffer(np.asarray(self._leaf_or_host(key), order="C"))

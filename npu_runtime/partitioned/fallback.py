@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npu_compiler.aten.alias import Key
+from npu_compiler.aten.alias import Key, is_in_place
 from npu_compiler.aten.data_dependent import CONTROL_FLOW, NUMBER_OPS
 from npu_compiler.aten.ir import IRGraph, OpNode, TensorSpec, dtype_contradiction
 from npu_compiler.aten.json_reader import graph_weights_used, leaf_key
@@ -261,7 +261,7 @@ def _execute(call: _Call, tensors: list[torch.Tensor]) -> list[Any]:
         raise
     except _FAILURES as error:
         same = _promoted(tensors)
-        if same is None:
+        if same is None or (is_in_place(node.op_type) and same[0] is not tensors[0]):  # it would write to a copy
             why = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise BackendError(f"node {node.name!r} ({node.op_type}) failed on the host: {why}") from error
         return _execute(call, same)

@@ -207,21 +207,23 @@ class Specializations:
         except (CaptureError, CompileError) as error:
             raise InputError(f"{listed}; the model cannot be compiled for these shapes: {error}") from error
         self._make_room()
-        self.others[key] = made
+        if self.limit > 1:
+            self.others[key] = made
         return made
 
     def _make_room(self) -> None:
+        full = len(self.others) + 2 > self.limit
         while self.others and len(self.others) + 2 > self.limit:
             del self.others[min(self.others, key=lambda k: self.others[k].used)]
-            if not self._warned:
-                self._warned = True
-                warnings.warn(
-                    f"the model was called with more than {self.limit} tuples of input shapes: those not used for the "
-                    "longest time are compiled again when they come back; pad inputs to fewer shapes, or pass a "
-                    "larger max_shapes to build()",
-                    RuntimeWarning,
-                    stacklevel=5,
-                )
+        if full and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"the model was called with more than {self.limit} tuples of input shapes: those not used for the "
+                "longest time are compiled again when they come back; pad inputs to fewer shapes, or pass a "
+                "larger max_shapes to build()",
+                RuntimeWarning,
+                stacklevel=5,
+            )
 
 
 def _example(spec: TensorSpec, value: Any) -> Any:

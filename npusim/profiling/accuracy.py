@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npu_compiler.artifact.program import KernelCall
 from npu_compiler.graph import expr
 from npu_compiler.graph.expr import Expr
 from npu_compiler.pipeline import compile_unshared
@@ -63,7 +62,7 @@ def kernel_errors(
     for kernel, call in zip(kernels, calls, strict=True):
         for operand, id in zip((*kernel.inputs, *kernel.outputs), (*call.inputs, *call.outputs), strict=True):
             arrays[operand.buffer.id] = contents[id].reshape(-1)
-    return [_error(kernels, n, arrays, calls[n]) for n in range(len(kernels))]
+    return [_error(kernels, n, arrays) for n in range(len(kernels))]
 
 
 def _contents(executor: Executor, inputs: Sequence[Any] | None, ids: Sequence[int]) -> Arrays:
@@ -82,7 +81,7 @@ def _contents(executor: Executor, inputs: Sequence[Any] | None, ids: Sequence[in
     return {id: executor.source(bound, id).to_numpy() for id in dict.fromkeys(ids)}
 
 
-def _error(kernels: Sequence[Kernel], number: int, arrays: Arrays, call: KernelCall) -> KernelError:
+def _error(kernels: Sequence[Kernel], number: int, arrays: Arrays) -> KernelError:
     kernel = kernels[number]
     if isinstance(kernel, Pack | Unpack):
         return KernelError(note="it only moves data")

@@ -12,11 +12,12 @@ import numpy as np
 import npu_compiler
 from npu_compiler.artifact.program import CompiledProgram, EntryPoint, KernelCall
 from npu_compiler.artifact.spec import BufferSpec
-from npu_compiler.aten.ir import Location, OpNode
+from npu_compiler.aten.ir import Location
 from npu_compiler.partitioning.plan import NPU, Partition, PartitionPlan, TransferOp, name_of
 from npu_compiler.support.errors import ConfigError, InputError
 from npu_compiler.support.text import tensor_text
 from npu_compiler.target_config import Roofline
+from npu_compiler.targets import get_target
 from npu_runtime.arguments import ordered
 from npu_runtime.backends.base import Backend
 from npu_runtime.executor import Executor
@@ -169,7 +170,7 @@ def _report(
         notes.append("the roofline of this device is unknown: its row has no figures" + _ADVICE.get(backend.name, ""))
     if program is not None and not program.locations:
         notes.append("the program does not say which modules its kernels come from: its IR has no locations")
-    if backend.name in ("cuda", "metal"):
+    if _has_launches(backend.name):
         notes.append("timed kernels do not overlap, so the timed run takes longer than a run without timing")
     every = list(programs) or ([program] if program is not None else [])
     return ProfileReport(
@@ -252,9 +253,16 @@ def _places(locations: Sequence[Location | None]) -> tuple[Place, ...]:
     return tuple(Place(x.module, x.kind, x.source) for x in locations if x is not None)
 
 
+def _has_launches(target: str) -> bool:
+    """Whether programs for ``target`` are lists of launches of workgroups."""
+    from npu_compiler.targets.simt.target import SimtTarget
+
+    return isinstance(get_target(target), SimtTarget)
+
+
 def _launches(program: CompiledProgram, entry: EntryPoint) -> list[str]:
     """Return the GPU launch of each kernel as text: function, workgroups and threads; '' on other targets."""
-    if program.target not in ("cuda", "metal"):
+    if not _has_launches(program.target):
         return [""] * len(entry.calls)
     from npu_compiler.targets.simt.lang.program import unpack
 
@@ -311,8 +319,8 @@ def _host_rows(
             index=first + n, name=node.name, device="host", kind=node.op_type, part=number,
             seconds=float(np.median(spans[:, n])), least=float(spans[:, n].min()),
             start=begin + float(times.marks[shown, n]), end=begin + float(times.marks[shown, n + 1]),
-            dtype=node.outputs[0].dtype if node.outputs else "", inputs=_node_tensors(node, node.inputs),
-            outputs=_node_tensors(node, node.outputs), ops=(node.name,), places=_places([node.location]),
+            dtype=node.outputs[0].dtype if node.outputs else "", inputs=_texts(node.inputs),
+            outputs=_texts(node.outputs), ops=(node.name,), places=_places([node.location]),
             text=f"runs in PyTorch: {reason.detail}" if reason is not None else "runs in PyTorch",
             after=tuple(dict.fromkeys(made[s] for s in sources if s in made)),
         ))  # fmt: skip
@@ -320,5 +328,5 @@ def _host_rows(
     return rows
 
 
-def _node_tensors(node: OpNode, specs: Sequence[Any]) -> tuple[str, ...]:
+def _texts(specs: Sequence[Any]) -> tuple[str, ...]:
     return tuple(f"{tensor_text(t.shape, t.dtype)} {t.name}" for t in specs)

@@ -18,10 +18,10 @@ def graphs(report: Profile) -> dict[str, Any]:
 
 def _graph(section: Section) -> dict[str, Any]:
     total = section.kernel_seconds or 1.0
-    return {"id": section.title, "nodes": [_node(r, section, total) for r in section.rows]}
+    return {"id": section.title, "nodes": [_node(r, total) for r in section.rows]}
 
 
-def _node(r: Row, section: Section, total: float) -> dict[str, Any]:
+def _node(r: Row, total: float) -> dict[str, Any]:
     return {
         "id": str(r.index),
         "label": r.name,

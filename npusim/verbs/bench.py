@@ -19,7 +19,7 @@ from ..console import Result, Table
 from ..latency import HEADER, bound_call, interleaved, torch_call
 from ..placement import plan_model, refuse_placement
 from ..random_arrays import random_array, random_weights
-from ..sources import is_language_model, load_language_model, read_model
+from ..sources import is_language_model, load_language_model, read_model, refuse_language_options
 
 if TYPE_CHECKING:
     from npu_runtime.partitioned.model import MixedModel
@@ -34,11 +34,12 @@ def run(args: argparse.Namespace) -> Result:
 
     if is_language_model(args.model):
         return _language_model(args)
+    refuse_language_options(args, "max-len", "kv-cache", "activations")
     module = None
     if args.model in BUILTINS:
         ir, weights, module = read_model(args.model, args.batch)
         target = args.target or default_target()
-        program = npu_compiler.compile_plan(plan_model(ir, target, args), target, args.dtype, args.disable)
+        program = npu_compiler.compile_plan(plan_model(ir, target, args), target, args.dtype, disable=args.disable)
         source: Any = weights
     else:
         if args.vs:

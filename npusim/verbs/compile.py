@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.aten.ir import IRGraph
@@ -19,8 +19,11 @@ from ..classes import write_labels
 from ..console import Result, Table
 from ..placement import plan_model, refuse_placement
 from ..program_files import emit_source, save_program
-from ..sources import is_language_model, read_model
+from ..sources import is_language_model, read_model, refuse_language_options
 from ..weight_errors import error_blocks, weight_errors
+
+if TYPE_CHECKING:
+    from npu_compiler.pipeline import Options
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -31,6 +34,7 @@ def run(args: argparse.Namespace) -> Result:
         raise InputError("--weight-errors needs the whole program; leave out --until")
     if is_language_model(args.model):
         return _language_model(args)
+    refuse_language_options(args, "max-len", "kv-cache")
     from npu_compiler.mixed.compile import compile_plan
     from npu_compiler.pipeline import PHASES
     from npu_compiler.support.text import si
@@ -42,16 +46,7 @@ def run(args: argparse.Namespace) -> Result:
     plan = plan_model(ir, target, args)
     if args.until is not None and args.until != PHASES[-1][0]:
         return _until(args, plan, target)
-    activations = None if args.activations == "auto" else args.activations
-    options = (
-        args.disable,
-        args.weight_format,
-        args.float32_precision,
-        args.speed_over_memory,
-        activations,
-        _dump_folder(args),
-    )
-    program = compile_plan(plan, target, args.dtype, *options)
+    program = compile_plan(plan, target, args.dtype, **_options(args))
     builtin = BUILTINS.get(args.model)
     if builtin is not None and builtin.weights is None:
         program.build["weights"] = RANDOM
@@ -94,8 +89,15 @@ def _weight_errors(
     return error_blocks(errors)
 
 
-def _dump_folder(args: argparse.Namespace) -> Path | None:
-    return Path(args.dump).expanduser() if args.dump else None
+def _options(args: argparse.Namespace) -> Options:
+    return {
+        "disable": args.disable,
+        "weights": args.weight_format,
+        "float32_precision": args.float32_precision,
+        "speed_over_memory": args.speed_over_memory,
+        "activations": None if args.activations == "auto" else args.activations,
+        "dump": Path(args.dump).expanduser() if args.dump else None,
+    }
 
 
 def _shortened(names: list[str], most: int = 8) -> str:
@@ -107,8 +109,7 @@ def _until(args: argparse.Namespace, plan: PartitionPlan, target: str) -> Result
     from npu_compiler.pipeline import dump, run_phases
 
     def text(ir: IRGraph, entry: str) -> str:
-        options = (args.disable, args.until, args.weight_format, entry, args.float32_precision, _dump_folder(args))
-        return dump(run_phases(ir, target, args.dtype, *options))
+        return dump(run_phases(ir, target, args.dtype, args.until, entry, **_options(args)))
 
     if plan.on_npu:
         shown = text(plan.ir, "main")

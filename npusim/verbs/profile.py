@@ -17,7 +17,7 @@ from ..placement import plan_model, refuse_placement
 from ..profiling import compare as comparison
 from ..profiling.report import HEADER, ProfileReport, read_report
 from ..random_arrays import random_array, random_weights
-from ..sources import is_language_model, load_language_model, read_model
+from ..sources import is_language_model, load_language_model, read_model, refuse_language_options
 
 if TYPE_CHECKING:
     from npu_compiler.aten.ir import IRGraph
@@ -65,6 +65,7 @@ def _model(args: argparse.Namespace) -> Any:
         if args.max_len is None and not args.model.endswith(".npubin"):
             args.max_len = max(args.prompt_len, args.cache_len + 1)
         return load_language_model(args)
+    refuse_language_options(args, "max-len", "kv-cache")
     target = args.target or default_target()
     if Path(args.model).suffix == ".npubin":
         program = load_program(args.model)
@@ -76,8 +77,9 @@ def _model(args: argparse.Namespace) -> Any:
     options = {} if args.threads is None else {"threads": args.threads}
     backend = npu_runtime.get_backend(target, **options)
     compile_fn = partial(
-        npu_compiler.compile, target=target, dtype=args.dtype, disable=args.disable, weights=args.weight_format
-    )
+        npu_compiler.compile, target=target, dtype=args.dtype, disable=args.disable, weights=args.weight_format,
+        activations=None if args.activations == "auto" else args.activations,
+    )  # fmt: skip
     executor = DAGExecutor(plan_model(ir, target, args), backend, compile_fn)
     executor.load_weights(args.weights or (_random(ir) if weights is None else weights))
     return executor

@@ -302,6 +302,10 @@ def test_the_programs_used_last_are_kept(captures: list[Any]) -> None:
     assert built.shapes == [[(1, 8)], [(2, 8)], [(4, 8)]]
     built(torch.zeros(3, 8))  # no second warning
     assert built.shapes == [[(1, 8)], [(4, 8)], [(3, 8)]] and len(captures) == 5
+    alone = npusim.build(mlp(), (torch.zeros(1, 8),), max_shapes=1)
+    with pytest.warns(RuntimeWarning, match="more than 1 tuples of input shapes"):
+        assert alone(torch.zeros(2, 8)).shape[0] == 2
+    assert alone.shapes == [[(1, 8)]]
     with pytest.raises(ConfigError, match="max_shapes=0"):
         npusim.build(mlp(), (torch.zeros(1, 8),), max_shapes=0)
 

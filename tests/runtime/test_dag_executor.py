@@ -332,6 +332,13 @@ def test_mixed_float_inputs_are_promoted() -> None:
     np.testing.assert_allclose(found, a.astype(np.float32) @ b, rtol=1e-5)
 
 
+def test_an_in_place_op_is_not_repeated_on_copies() -> None:
+    """It would write to a copy of its input, and views of the old memory would keep the old values."""
+    a, b, c = array(2, 2).astype(ml_dtypes.bfloat16), array(2, 3), array(3, 2)
+    with pytest.raises(BackendError, match=r"aten.addmm_.default\) failed on the host"):
+        one_op("aten.addmm_.default", [a, b, c], [((2, 2), "bfloat16")])
+
+
 @pytest.mark.parametrize(
     ("op", "attrs", "message"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,10 @@ import pytest
 
 import npu_runtime
 from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.support import env
 from npu_compiler.support.errors import ArtifactError, BackendError, ConfigError
 from npu_compiler.targets.cpu import host
+from npu_compiler.targets.cpu.target import KERNELS
 from npu_runtime import CPUBackend, Executor
 from npu_runtime.arrays import aligned_empty
 from npu_runtime.native import NativeLibrary, obstacle
@@ -112,6 +115,10 @@ def test_a_binary_knows_the_buffers_it_was_built_for(program: CompiledProgram, c
 def test_threads(program: CompiledProgram, monkeypatch: pytest.MonkeyPatch) -> None:
     for asked, started in ((1, 1), (2, 2), (8, 3)):  # the program has 3 at most
         assert NativeLibrary(program, asked).threads == started
+    limit = re.search(r"MAX_THREADS = (\d+);", (KERNELS / "pool.cpp").read_text())
+    assert limit is not None and int(limit[1]) == env.MAX_THREADS
+    with pytest.raises(BackendError, match=f"from 1 to {env.MAX_THREADS}"):
+        CPUBackend(threads=env.MAX_THREADS + 1)
     monkeypatch.setenv("NPU_NUM_THREADS", "2")
     assert CPUBackend().threads == 2
     monkeypatch.setenv("NPU_NUM_THREADS", "many")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,22 @@ def test_an_executor_without_weights_waits_for_them(program: CompiledProgram) ->
     same(executor.run([X])["y"], expected(weights()))
     executor.load_weights(load_weights(program, weights(1), executor.backend))
     same(executor.run([X])["y"], expected(weights(1)))
+
+
+def test_a_copied_executor_returns_to_the_initial_state(program: CompiledProgram) -> None:
+    executor, sharer = Executor(program, weights()), None
+    executor.run([X])
+    sharer = Executor(program, executor.weights, executor.backend, state=executor.state)
+    copied, other = pickle.loads(pickle.dumps((executor, sharer)))
+    same(copied.run([X])["k"], executor.run([X])["k"])
+    total = copied.run([X])["k"]
+    same(other.run([X])["k"], total + X @ weights()["w"] + weights()["v"])
+    for own in (executor, copied):
+        own.load_weights(weights(1))
+        w = weights(1)
+        same(own.run([X])["k"], w["n"] + X @ w["w"] + w["v"])
+    without = pickle.loads(pickle.dumps(Executor(program)))
+    same(without.run([X], weights())["y"], expected(weights()))
 
 
 def test_a_run_may_bring_its_weights(program: CompiledProgram) -> None:

@@ -29,6 +29,7 @@ from npu_compiler.frontend.llm.config import LLMConfig
 from npu_compiler.pipeline import compile_entries, run_phases
 from npu_compiler.support.errors import BackendError, ConfigError, ToolchainError
 from npu_compiler.target_config import default_target, find_device, register_device, target_config
+from npu_compiler.targets import CodegenTarget, register_target
 from npu_compiler.targets.cpu.compilers import find_compiler
 from npu_compiler.targets.cpu.devices import CPUDevice
 from npu_compiler.targets.cpu.host import host_cpu, object_kind
@@ -214,6 +215,9 @@ def test_a_chip_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
         assert re.search("-m(arch|cpu)=znver2", flags)
     with pytest.raises(ConfigError, match=r"known: .*cuda:orin"):
         target_config("cuda:thor")
+    assert cuda_devices.device_for((8, 7), 16) == orin, "a machine with this chip"
+    assert cuda_devices.arch_of((8, 7)) == "sm_87" and cuda_devices.arch_of((9, 0)) == "sm_90a"
+    assert cuda_devices.device_for((8, 8), 20).arch == "sm_88" and cuda_devices.device_for((8, 8), 20).roofline is None
 
 
 def test_a_device_may_have_chunks_of_its_own() -> None:
@@ -326,7 +330,7 @@ def test_running_on_a_chip_that_is_too_old(monkeypatch: pytest.MonkeyPatch, newe
     found = [InstalledGPU(0, "Tesla V100", (7, 0), 16 << 30)]
     found += [InstalledGPU(1, "A100", (8, 0), 40 << 30)] if newer else []
     monkeypatch.setattr(cuda_backend, "driver", lambda: SimpleNamespace(version=(13, 0), devices=lambda: found))
-    old = "Tesla V100 has compute capability 7.0; the oldest that is supported is 8.0 (sm_80: A100, RTX 30)"
+    old = "Tesla V100 has compute capability 7.0; the oldest that is supported is 8.0 (sm_80: A100)"
     assert (old in cuda.CUDABackend.missing()) != newer
     assert cuda.CUDABackend.machines()[0].startswith("Tesla V100, sm_70")
     runtime = SimpleNamespace(runtimeGetVersion=lambda: 13000)
@@ -340,3 +344,27 @@ def test_running_on_a_chip_that_is_too_old(monkeypatch: pytest.MonkeyPatch, newe
 )
 def test_the_family_of_a_mac(chip: str, family: str) -> None:
     assert apple_device(chip).name == family
+
+
+def test_a_target_that_lacks_a_member() -> None:
+    class Half:
+        config = replace(target_config("cpu"), name="half")
+        name = "half"
+
+        def supports(self, kernel: Any) -> None:
+            return None
+
+    with pytest.raises(ConfigError, match="'half' has no winograd, in_pieces, rewrites, emit: derive its class from"):
+        register_target(Half())  # type: ignore[arg-type]
+
+    class Whole(CodegenTarget):
+        config, name = Half.config, "half"
+
+        def supports(self, kernel: Any) -> None:
+            return None
+
+        def emit(self, schedules: Any, *, build: bool = True) -> Any:
+            raise NotImplementedError
+
+    whole = Whole()
+    assert whole.rewrites == () and whole.winograd(None) is None and not whole.in_pieces(None)  # type: ignore[arg-type]

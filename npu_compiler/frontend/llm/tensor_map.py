@@ -11,7 +11,6 @@ import numpy as np
 __all__ = ["GGUF_NAMES", "Stored", "TensorMap", "rotary_halves"]
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
-_ROTATED = ("self_attn.q_proj", "self_attn.k_proj")
 
 
 def rotary_halves(array: np.ndarray, heads: int) -> np.ndarray:

@@ -24,7 +24,7 @@ from ...schedule.rewrite import ScheduleRewrite
 from ...schedule.schedule import Schedule
 from ...support import dtypes, env
 from ...support.errors import Reason
-from .. import Emitted, Selectable
+from .. import Emitted, Selectable, entry_symbols
 from .anchors import HEADERS, emit_anchor
 from .compilers import compile_flags, find_compiler, required_features
 from .devices import CONFIG, CPUCosts, CPUDevice, device_at_hand
@@ -95,7 +95,7 @@ class CPUTarget(Selectable[CPUDevice]):
     def emit(self, schedules: list[Schedule], *, build: bool = True) -> Emitted:
         device, units = self.device, _Units(self.device.costs)
         calls = {s.name: [units.add(k) for k in s.kernels] for s in schedules}
-        symbols = {s.name: f"npu_run_{i}_{re.sub(r'[^A-Za-z0-9_]', '_', s.name)[:40]}" for i, s in enumerate(schedules)}
+        symbols = entry_symbols(schedules)
         sources = units.sources(env.compile_jobs())
         sources |= _RUNTIME
         sources["main.cpp"] = _main_unit(schedules, calls, symbols, units)

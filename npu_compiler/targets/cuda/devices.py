@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from ...support.dtypes import FLOAT8
 from ...support.errors import ConfigError
-from ...target_config import Roofline, TargetConfig
+from ...target_config import Roofline, TargetConfig, devices
 from ..simt.lang.device import GPU, GPU_CONFIG, WgmmaCosts
 
 Capability = tuple[int, int]
@@ -191,10 +191,15 @@ DEVICES: tuple[CUDADevice, ...] = (
 DEFAULT = _SM_90  # on machines without a GPU
 
 
+def rows() -> list[CUDADevice]:
+    """Return the rows of the table, and those that were registered."""
+    return [d for d in devices("cuda") if isinstance(d, CUDADevice)]
+
+
 def arch_of(capability: Capability) -> str:
-    """Return the compiler's name for GPUs of a compute capability; 'sm_90a' for Hopper, which has its own
-    instructions."""
-    return "sm_90a" if capability == (9, 0) else f"sm_{capability[0]}{capability[1]}"
+    """Return the compiler's name for GPUs of a compute capability: that of their row, else 'sm_87' for (8, 7)."""
+    found = (d.arch for d in rows() if d.capability == capability)
+    return next(found, f"sm_{capability[0]}{capability[1]}")
 
 
 def capability_of(arch: str) -> Capability:
@@ -205,19 +210,21 @@ def capability_of(arch: str) -> Capability:
 
 def too_old(capability: Capability) -> str | None:
     """Return the reason why kernels cannot run on a GPU of this compute capability, or None if they can."""
-    oldest = DEVICES[0]
+    oldest = min(rows(), key=lambda d: d.capability)
     if capability >= oldest.capability:
         return None
     has, least = (f"{major}.{minor}" for major, minor in (capability, oldest.capability))
-    return f"has compute capability {has}; the oldest that is supported is {least} ({oldest.name}: A100, RTX 30)"
+    return f"has compute capability {has}; the oldest that is supported is {least} ({oldest.name}: {oldest.chips})"
 
 
 def row_for(capability: Capability, units: int = 0) -> CUDADevice:
     """Return the row for GPUs of this compute capability, or of the newest architecture before it. If there are
     several, the one with ``units`` SMs is preferred."""
-    rows = [d for d in DEVICES if d.capability <= capability] or [DEVICES[0]]
-    rows = [d for d in rows if d.capability == max(d.capability for d in rows)]
-    return next((d for d in rows if d.units == units), rows[0])
+    known = rows()
+    oldest = min(d.capability for d in known)
+    best = max((d.capability for d in known if d.capability <= capability), default=oldest)
+    found = [d for d in known if d.capability == best]
+    return next((d for d in found if d.units == units), found[0])
 
 
 def device_for(capability: Capability, units: int) -> CUDADevice:
@@ -226,8 +233,9 @@ def device_for(capability: Capability, units: int) -> CUDADevice:
     problem = too_old(capability)
     if problem is not None:
         raise ConfigError(f"the GPU of this machine {problem}; --target {DEVICES[0].spec} compiles for another one")
-    row, arch = row_for(capability, units), arch_of(capability)
-    if row.arch != arch:
+    row = row_for(capability, units)
+    if row.capability != capability:
+        arch = arch_of(capability)
         row = replace(row, name=arch, chips="", arch=arch, roofline=None)
     return row if row.units == units else row.with_units(units)
 

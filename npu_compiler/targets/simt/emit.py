@@ -8,14 +8,11 @@ from typing import Any
 
 from ...schedule.anchors import (
     Attention,
-    B2bConv2d,
     CombineAttention,
     Conv2d,
     DecodeAttention,
     DepthwiseConv2d,
-    DualConv2d,
     Gemm,
-    PooledConv2d,
 )
 from ...schedule.kernel import (
     FusedLoops,
@@ -81,15 +78,14 @@ def emit(kernel: Kernel, dialect: Dialect) -> Emission:
     return (special.emit if special is not None else EMITTERS[type(kernel)])(kernel, dialect)
 
 
-def unsupported(kernel: Kernel) -> Reason | None:
-    """Return the reason why the GPU targets have no code for ``kernel``, or None if they do. The rewrites that
-    fuse convolutions only make kernels that the target supports."""
-    if type(kernel) not in EMITTERS and not isinstance(kernel, B2bConv2d | DualConv2d | PooledConv2d):
-        return Reason("no_kernel", f"the GPU targets have no {kernel.kind} kernel")
+def unsupported(kernel: Kernel, dialect: Dialect) -> Reason | None:
+    """Return the reason why there is no code for ``kernel`` in this dialect, or None if there is."""
+    if type(kernel) not in EMITTERS and dialect.special_for(kernel) is None:
+        return Reason("no_kernel", f"the {dialect.name} target has no {kernel.kind} kernel")
     weights = [kernel.weight] if isinstance(kernel, Gemm) else kernel.inputs if isinstance(kernel, Unpack) else ()
     for w in weights:
         if not reads(w.format):
-            return Reason("no_reader", f"the GPU targets have no reader for weights in {w.format}")
+            return Reason("no_reader", f"the {dialect.name} target has no reader for weights in {w.format}")
     return None
 
 

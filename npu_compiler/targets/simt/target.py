@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from ...graph.graph import Node
 from ...schedule.kernel import Kernel
 from ...schedule.rewrite import ScheduleRewrite
 from ...schedule.schedule import Schedule
 from ...support.errors import Reason
 from ...target_config import TargetConfig
-from .. import Emitted
+from .. import CodegenTarget, Emitted, entry_symbols
 from .emit import Functions, sources, unsupported
 from .lang.dialect import Dialect
 from .lang.program import pack
 from .rewrites import rewrites
 
 
-class SimtTarget(ABC):
+class SimtTarget(CodegenTarget):
     """A :class:`npu_compiler.targets.CodegenTarget` for the SIMT kernels in a ``dialect``. ``suffix``: of its source
     files."""
 
@@ -36,13 +32,7 @@ class SimtTarget(ABC):
         """The definition of the kernels' vocabulary, for the selected device."""
 
     def supports(self, kernel: Kernel) -> Reason | None:
-        return unsupported(kernel)
-
-    def winograd(self, conv: Node) -> np.ndarray | None:
-        return None
-
-    def in_pieces(self, conv: Node) -> bool:
-        return False
+        return unsupported(kernel, self.dialect)
 
     @property
     def rewrites(self) -> tuple[ScheduleRewrite, ...]:
@@ -50,7 +40,7 @@ class SimtTarget(ABC):
 
     def emit(self, schedules: list[Schedule], *, build: bool = True) -> Emitted:
         functions = Functions(self.dialect)
-        symbols = {s.name: f"npu_run_{i}_{re.sub(r'[^A-Za-z0-9_]', '_', s.name)[:40]}" for i, s in enumerate(schedules)}
+        symbols = entry_symbols(schedules)
         launches = {symbols[s.name]: functions.launches(s) for s in schedules}
         result = Emitted(self.sources(functions), b"", (), symbols)
         if build:

@@ -44,6 +44,8 @@ class Code:
                 image = cubin if native else zlib.decompress(ptx)
                 module, self.functions[name] = driver().load(image, name, shared.get(name, 0))
                 modules.append(module)
+            if missing := shared.keys() - self.functions.keys() - {""}:
+                raise ValueError(f"no module for {', '.join(sorted(missing))}")
         except (KeyError, TypeError, ValueError, zlib.error) as error:
             raise ArtifactError(f"binary: no CUDA code: {error!r}; compile the model again") from None
         except DriverError as error:

@@ -215,8 +215,9 @@ class Driver:
         self.call(f"recording {what}", "cuStreamBeginCapture_v2", c_void_p(stream), _RELAXED)
         try:
             launch_all()
-        except BackendError:
-            self._library.cuStreamEndCapture(c_void_p(stream), byref(graph))  # fails, too, but ends the capture
+        except BaseException:  # also an interrupt: a stream that stays in capture mode runs nothing any more
+            self._library.cuStreamEndCapture(c_void_p(stream), byref(graph))  # may fail, too, but ends the capture
+            self._library.cuGraphDestroy(graph)
             raise
         self.call(f"recording {what}", "cuStreamEndCapture", c_void_p(stream), byref(graph))
         try:
@@ -224,7 +225,11 @@ class Driver:
             self.call(f"building {what}", "cuGraphInstantiateWithFlags", byref(executable), graph, flags)
         finally:
             self._library.cuGraphDestroy(graph)
-        self.call(f"uploading {what}", "cuGraphUpload", executable, c_void_p(stream))
+        try:
+            self.call(f"uploading {what}", "cuGraphUpload", executable, c_void_p(stream))
+        except BackendError:
+            self._library.cuGraphExecDestroy(executable)
+            raise
         return executable.value or 0
 
     def run_graph(self, executable: int, stream: int, what: str) -> None:

@@ -21,7 +21,13 @@ def test_defaults_and_coverage(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = env.settings()
     assert set(settings) == set(env.VARIABLES)
     assert settings["NPU_CACHE_SIZE"] == 2 * 1024**3
-    assert settings["NPU_COMPILE_JOBS"] == env.usable_cpus() >= settings["NPU_NUM_THREADS"] == env.usable_cores() >= 1
+    assert (
+        settings["NPU_COMPILE_JOBS"]
+        == env.usable_cpus()
+        >= settings["NPU_NUM_THREADS"]
+        == min(env.usable_cores(), env.MAX_THREADS)
+        >= 1
+    )
     assert (settings["NPU_DEBUG"], settings["NPU_VERIFY"], settings["NPU_TARGET"]) == (0, 0, "cpu")
     assert settings["NPU_DISABLE"] == frozenset()
     assert settings["NPU_CXX"] is None and settings["NPU_DUMP"] is None

@@ -185,7 +185,7 @@ def instantiate(kernel: Gemm, dialect: Dialect, shape: Shape, reader_of: Callabl
         left = _Prologue(f, kernel, threads * groups, vectors, item, reader.elements, sharing).emit()
     else:
         left = f"LoadedLeft<@NAME@_sizes>{{{f.pointer(0)}}}"
-    epilogue = _epilogue(kernel, f, products, bool(persistent))
+    epilogue = _epilogue(kernel, f, bool(persistent))
     part = f.array("float", "part", groups * (2 if persistent else 1) * subgroups(threads) * rows * a.m)
     name = "gemv_persistent" if persistent else "gemv" if shape.vectors else "gemv_long_rows"
     arrays = [f.array(*array) for array in reader.arrays]
@@ -205,7 +205,7 @@ def _groups(shape: Shape, units: int, dialect: Dialect) -> int:
     return max((n for n in fit if per_unit % n == 0), default=1)
 
 
-def _epilogue(kernel: Gemm, f: Function, products: int, persistent: bool) -> str:
+def _epilogue(kernel: Gemm, f: Function, persistent: bool) -> str:
     """Define the functor of the epilogue: ``load_weights``, ``load_inputs`` and ``store`` (see ``gemv.h``)."""
     members = Members(f, "@NAME@_epilogue")
     epilogue, out = Epilogue(kernel, members), members.lines

@@ -293,10 +293,10 @@ class _Reduction:
             with s.scope(f"for (uint p = {first}; p < {self.count}u; p += {parts}u) {{"):
                 decode(s, nest, nest.reduction_dims, "p")
                 points.run(p.reductions, position=nest.position)
-                self._guarded(points, p.stores, active)
+                self._guarded(p.stores, active)
             reduction.combine_across(p, parts)
         conditions = ([f"subgroup == {0}"] if parts > 1 else []) + ([active] if active else [])
-        self._guarded(points, self.row.stores, " && ".join(conditions))
+        self._guarded(self.row.stores, " && ".join(conditions))
         self.function.checks = s.checks
         return self.function.finish(blocks(self.rows, per_group), threads)
 
@@ -340,11 +340,11 @@ class _Reduction:
                 decode(s, nest, folds, "p", width)
                 points.run(p.steps, position=nest.position)
             reduction.combine_along(p, threads_per_row)
-        self._guarded(points, self.row.stores, "me == 0")
+        self._guarded(self.row.stores, "me == 0")
         self.function.checks = s.checks
         return self.function.finish(blocks(self.rows, per_group), threads)
 
-    def _guarded(self, points: Points, stores: list[Step], condition: str) -> None:
+    def _guarded(self, stores: list[Step], condition: str) -> None:
         if not stores:
             return
         plain = Points(self.s, self.nest, -1, 1)
