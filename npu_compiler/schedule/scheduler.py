@@ -61,7 +61,11 @@ class Scheduler(Contractions):
         if group.loops:
             self._loops(group, made)
         else:
-            getattr(self, f"_{group.anchor.op}")(group, made)
+            schedule = {
+                "matmul": self._matmul, "conv2d": self._conv2d, "attention": self._attention, "concat": self._concat,
+                "scatter": self._scatter, "scan": self._scan, "sort": self._sort,
+            }[group.anchor.op]  # fmt: skip
+            schedule(group, made)
 
     def _loops(self, group: Group, made: dict[str, Buffer]) -> None:
         domain, axes = group.domain, group.axes

@@ -19,7 +19,7 @@ from npu_compiler.frontend.llm.config import LLMConfig
 from npu_compiler.graph import expr
 from npu_compiler.graph.graph import Graph
 from npu_compiler.ops.affine_quantization import dequantized, quantized
-from npu_compiler.pipeline import State, run_graph, run_phases, switches
+from npu_compiler.pipeline import PASSES, State, run_graph, run_phases, switches
 from npu_compiler.schedule import checks
 from npu_compiler.schedule import interp as kernel_interp
 from npu_compiler.schedule.kernel import Kernel, Loops
@@ -436,6 +436,16 @@ def test_every_target_says_what_its_rewrites_do() -> None:
         assert all(r.summary and r.summary[0].islower() and not r.summary.endswith(".") for r in table)
     text = (ROOT / "docs" / "architecture.md").read_text()
     assert not [r.name for n in BUILT_IN for r in get_target(n).rewrites if f"`{r.name}`" not in text]
+
+
+def test_the_page_lists_every_pass_and_its_file() -> None:
+    helpers = {"__init__", "attention_masks", "load_time", "patterns", "softmax"}  # parts of passes
+    files = {f.stem for f in (ROOT / "npu_compiler" / "passes").glob("*.py")} - helpers
+    for page in ("architecture.md", "architecture.ko.md"):
+        rows = [row for row in (ROOT / "docs" / page).read_text().splitlines() if row.startswith("|")]
+        names = " ".join(row.split("|")[3] for row in rows if len(row.split("|")) == 6)
+        assert not [name for name in PASSES if f"`{name}`" not in names]
+        assert not [file for file in files if not any(f"`passes/{file}.py`" in row for row in rows)]
 
 
 # -- kernels in numpy -------------------------------------------------------------------------------------------------
