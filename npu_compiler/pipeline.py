@@ -183,7 +183,7 @@ def _formats(weights: Weights, config: TargetConfig) -> WeightFormats:
 
 def _switches(disable: Collection[str], target: str) -> frozenset[str]:
     """Return what the caller or ``NPU_DISABLE`` disables. Names of another target's rewrites have no effect."""
-    off = frozenset(disable) | env.disabled()
+    off = frozenset((disable,) if isinstance(disable, str) else disable) | env.disabled()
     if not off:
         return off
     if required := next((r for r in get_target(target).rewrites if r.name in off and r.required), None):

@@ -44,7 +44,12 @@ def read_inputs(given: Sequence[str], specs: Sequence[IOSpec | TensorSpec], prog
             name = specs[i].name
         if not name:
             raise InputError(f"{len(given)} inputs given; expected {expected}")
+        if name in values:
+            raise InputError(f"input {name!r} is given twice, the second time as {file}")
         values[name] = _image(file, program) if Path(file).suffix.lower() in IMAGES else _load_npy(file)
+    for spec in specs:  # numpy writes bfloat16, which it does not know, as two bytes
+        if spec.name in values and spec.dtype == "bfloat16" and values[spec.name].dtype == np.dtype("V2"):
+            values[spec.name] = values[spec.name].view(ml_dtypes.bfloat16)
     if not values and specs:
         raise InputError(f"the program needs input: {expected}; pass --input FILE for each, in order, or NAME=FILE")
     return values

@@ -23,6 +23,10 @@ _EPILOG = "exit status: 0 done, 1 wrong input, 2 a bug in npusim, 3 refused by -
 
 
 class _Parser(argparse.ArgumentParser):
+    """``as_json``: whether errors are also printed as a JSON object on standard output."""
+
+    as_json = False
+
     def unknown(self, arguments: Sequence[str]) -> NoReturn:
         """Exit with an error for arguments that this verb does not have; suggest an option of similar spelling."""
         name = arguments[0].partition("=")[0]
@@ -31,6 +35,9 @@ class _Parser(argparse.ArgumentParser):
         self.error(f"unrecognized arguments: {' '.join(arguments)}{hint}")
 
     def error(self, message: str) -> NoReturn:
+        if self.as_json:
+            error = {"type": "UsageError", "message": message, "reasons": []}
+            print(json.dumps({"schema_version": SCHEMA_VERSION, "error": error}))
         self.print_usage(sys.stderr)
         self.exit(USER_ERROR, f"{self.prog}: {message}\n")
 
@@ -355,6 +362,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stdout is None:  # closed by the caller
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     top = parser()
+    _Parser.as_json = "--json" in (sys.argv[1:] if argv is None else argv)
     args, unknown = top.parse_known_args(argv)
     if unknown:
         (args.parser if args.verb else top).unknown(unknown)
@@ -366,6 +374,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.verb is None:
         top.print_help()
         return USER_ERROR
+    args.given = _given(args)
     try:
         return _finish(_run(args), args)
     except KeyboardInterrupt:
@@ -377,6 +386,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()
         print(f"npusim: {error.filename or 'the output'} cannot be written: {error.strerror or error}", file=sys.stderr)
         return USER_ERROR
+
+
+def _given(args: argparse.Namespace) -> dict[str, str]:
+    """Return the options that differ from their defaults, by the name of their attribute."""
+    actions = [a for a in args.parser._actions if a.option_strings and hasattr(args, a.dest)]
+    return {a.dest: a.option_strings[0] for a in actions if getattr(args, a.dest) != a.default}
 
 
 def _drop_output() -> None:
@@ -412,9 +427,11 @@ def _run(args: argparse.Namespace) -> Any:
         return Result(_error(error, []), [text], INTERNAL)
 
 
-def _warn(message: Warning | str, *where: Any, **more: Any) -> None:
-    """Print a warning, which is about the caller's data, as one line without the place where it was raised."""
-    print(f"npusim: warning: {message}", file=sys.stderr)
+def _warn(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+    """Print a warning, which is about the caller's data, as one line without the place where it was raised. What
+    libraries will change is not about that data."""
+    if not issubclass(category, DeprecationWarning | PendingDeprecationWarning | FutureWarning):
+        print(f"npusim: warning: {message}", file=sys.stderr)
 
 
 def _error(error: Exception, reasons: Sequence[Any]) -> dict[str, Any]:

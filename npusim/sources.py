@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,12 @@ from .builtin import BUILTINS, captured
 
 if TYPE_CHECKING:
     from npu_runtime.llm.model import LLM
+
+LANGUAGE = ("max_len", "kv_cache", "prompt_len", "gen_len", "cache_len")
+COMPILING = (
+    "target", "dtype", "disable", "batch", "force_cpu", "minimise_transfers", "fallback", "weight_format",
+    "activations", "speed_over_memory",
+)  # fmt: skip
 
 
 def read_model(name: str, batch: int) -> tuple[IRGraph, Mapping[str, np.ndarray] | None, Any]:
@@ -38,13 +44,15 @@ def read_model(name: str, batch: int) -> tuple[IRGraph, Mapping[str, np.ndarray]
     if name in BUILTINS:
         module, ir, weights = captured(name, batch)
         return ir, weights, module
+    if batch != 1:
+        raise InputError(f"--batch is an option of the built-in models: export {name} for {batch} images instead")
     from npu_compiler.aten.json_reader import load_ir
 
     if is_python_name(name):
         return _from_python(name)
     if not Path(name).exists():
         raise InputError(f"{name}: there is no such file, and no built-in model of that name: {', '.join(BUILTINS)}")
-    if Path(name).suffix == ".pt2":
+    if Path(name).suffix in (".pt2", ".pt", ".pth", ".bin", ".ckpt"):
         return (*_read_exported(name), None)
     if Path(name).suffix == ".npubin":
         raise InputError(f"{name} is compiled already: run, bench, profile and describe take it; this wants the model")
@@ -103,11 +111,21 @@ def is_language_model(model: str) -> bool:
     return is_registered(model) or is_hub_id(model)
 
 
-def refuse_language_options(args: argparse.Namespace, *options: str) -> None:
-    """Raise ``InputError`` if one of these ``options`` of language models is given for another model."""
-    for option in options:
-        if getattr(args, option.replace("-", "_")) not in (None, "auto"):
-            raise InputError(f"--{option} is an option of language models, and {args.model} is not one")
+def refuse(args: argparse.Namespace, options: Collection[str], why: str) -> None:
+    """Raise ``InputError`` if one of these ``options``, names of attributes, is given; ``why`` it does not apply."""
+    for name in options:
+        if name in args.given:
+            raise InputError(f"{args.given[name]} {why}")
+
+
+def refuse_compiling(args: argparse.Namespace) -> None:
+    """Raise ``InputError`` for options of compiling, which a .npubin does not take."""
+    refuse(args, COMPILING, f"takes effect when a model is compiled, and {args.model} is compiled already")
+
+
+def refuse_language_options(args: argparse.Namespace) -> None:
+    """Raise ``InputError`` for options of language models that are given for another model."""
+    refuse(args, LANGUAGE, f"is an option of language models, and {args.model} is not one")
 
 
 def load_language_model(args: argparse.Namespace) -> LLM:

@@ -133,15 +133,15 @@ def _parse_file(path: Path) -> Mapping[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=build)
     except OSError as e:
-        raise IRError(f"$: cannot read {str(path)!r}: {e.strerror or e}") from e
+        raise IRError(f"{path}: cannot be read: {e.strerror or e}") from e
     except UnicodeDecodeError as e:
-        raise IRError(f"$: {str(path)!r} is not UTF-8 text (byte {e.start}); expected IR JSON") from e
+        raise IRError(f"{path}: it is not UTF-8 text (byte {e.start}); expected a .pt2 file, or IR JSON") from e
     except json.JSONDecodeError as e:
-        raise IRError(f"$: {str(path)!r} is not valid JSON: {e.msg} at line {e.lineno} column {e.colno}") from e
+        raise IRError(f"{path}: it is not valid JSON: {e.msg} at line {e.lineno} column {e.colno}") from e
     except RecursionError as e:
-        raise IRError(f"$: {str(path)!r} is nested too deeply to be IR JSON") from e
+        raise IRError(f"{path}: it is nested too deeply to be IR JSON") from e
     except ValueError as e:  # an integer literal beyond Python's digit limit, a NUL in the path
-        raise IRError(f"$: {str(path)!r} cannot be read as JSON: {e}") from e
+        raise IRError(f"{path!s:.200}: it cannot be read as JSON: {e}") from e
     for owner, key in duplicates:
         fail(_find(document, owner), f"duplicate key {key!r}")
     return as_mapping(document, "$")

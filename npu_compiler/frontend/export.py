@@ -266,8 +266,9 @@ def _quiet() -> Iterator[None]:
     That is the partial graph on standard error; other text written there is passed on.
     """
     held, graph = io.StringIO(), ""
-    symbols = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    symbols.addFilter(_no_record)
+    noisy = [logging.getLogger(f"torch.{n}") for n in ("fx.experimental.symbolic_shapes", "_subclasses.fake_tensor")]
+    for logger in noisy:
+        logger.addFilter(_no_record)
     try:
         with warnings.catch_warnings(), redirect_stderr(held):
             warnings.filterwarnings("ignore", r"The tensor attributes? .*assigned during export")  # see Attributes
@@ -276,7 +277,8 @@ def _quiet() -> Iterator[None]:
         graph = f"{e.partial_fx_graph}\n" if hasattr(e, "partial_fx_graph") else ""
         raise
     finally:
-        symbols.removeFilter(_no_record)
+        for logger in noisy:
+            logger.removeFilter(_no_record)
         text = held.getvalue()
         sys.stderr.write(text.replace(graph, "") if graph else text)
 

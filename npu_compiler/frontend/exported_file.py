@@ -22,9 +22,9 @@ def load_exported(path: str | os.PathLike[str]) -> torch.export.ExportedProgram:
         InputError: the file cannot be read, or is of a version of PyTorch whose format differs.
     """
     try:
-        if not zipfile.is_zipfile(path):
-            with open(path, "rb"):
-                raise InputError(f"{path}: not a program that torch.export.save wrote")
+        if (found := _other_file(path)) is not None:
+            advice = "torch.export.save(torch.export.export(model, inputs), 'model.pt2') writes one with both"
+            raise InputError(f"{path}: it is {found}, not a program of torch.export.save; {advice}")
         with _quiet(), open(path, "rb") as file:  # torch cannot open a path that is not UTF-8
             return torch.export.load(file)
     except OSError as error:
@@ -33,7 +33,22 @@ def load_exported(path: str | os.PathLike[str]) -> torch.export.ExportedProgram:
         raise
     except Exception as error:  # torch.export.load documents no exception types
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if "warnings above" in line:  # which were suppressed
+            line = "the file is damaged or incomplete"
         raise InputError(f"{path}: torch {torch.__version__} cannot load it: {line}") from None
+
+
+def _other_file(path: str | os.PathLike[str]) -> str | None:
+    """Return what a file is that torch.export.save did not write, else None."""
+    if not zipfile.is_zipfile(path):
+        with open(path, "rb") as file:
+            start = file.read(2)
+        return "a pickle (weights without the model)" if start == b"\x80\x02" else "damaged or of another kind"
+    with zipfile.ZipFile(path) as archive:
+        names = {name.partition("/")[2] for name in archive.namelist()}
+    if any(name.startswith("code/") for name in names):
+        return "a TorchScript program"
+    return "a file of torch.save (weights without the model)" if "data.pkl" in names else None
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import hashlib
 import logging
 import os
 import shutil
+import tempfile
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -177,6 +178,17 @@ class Cache:
             self._warn_unwritable(error)
             return False
         return True
+
+    def unwritable(self) -> str:
+        """Return why nothing can be written into the cache, or '' if it can, or is not used at all."""
+        if not self.limit:
+            return ""
+        try:
+            make_folders(self.root)
+            with tempfile.TemporaryFile(dir=self.root):
+                return ""
+        except OSError as error:
+            return str(error)
 
     def _warn_unwritable(self, error: OSError) -> None:
         self._warn(f"the cache in {self.root} cannot be written ({error}); set NPU_CACHE_DIR")

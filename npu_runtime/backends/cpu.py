@@ -14,6 +14,7 @@ import numpy as np
 from npu_compiler.artifact.program import CompiledProgram, EntryPoint
 from npu_compiler.support import dtypes, env
 from npu_compiler.support.errors import BackendError
+from npu_compiler.support.numbers import whole_number
 from npu_compiler.targets.cpu.host import host_cpu
 
 from ..arrays import Block, aligned_empty, aligned_zeros, passing_empty
@@ -107,9 +108,8 @@ class CPUBackend(Backend):
     name = "cpu"
 
     def __init__(self, threads: int | None = None):
-        if threads is not None and not 1 <= threads <= env.MAX_THREADS:
-            raise BackendError(f"threads={threads}: it takes a whole number from 1 to {env.MAX_THREADS}")
-        self._asked, self.threads = threads, threads or env.num_threads()
+        self._asked = None if threads is None else whole_number("threads", threads, 1, env.MAX_THREADS)
+        self.threads = self._asked or env.num_threads()
         self._block: Block | None = None
         self._libraries: weakref.WeakValueDictionary[int, NativeLibrary] = weakref.WeakValueDictionary()
 

@@ -38,7 +38,9 @@ def render_chat(template: str | None, messages: Sequence[Message], special: Mapp
         InputError: there is no template, a message is malformed, or the template fails or exceeds a limit.
     """
     if template is None:
-        raise InputError("this model has no chat template; pass a prompt as text or token ids")
+        raise InputError(
+            "this model has no chat template; leave out --chat, or pass a prompt as text or token ids to generate()"
+        )
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
             raise InputError(f"messages[{i}]: expected a dict with 'role' and 'content', got {message!r}")

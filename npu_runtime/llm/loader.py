@@ -27,6 +27,7 @@ from npu_compiler.support import dtypes, env, progress
 from npu_compiler.support.cache import Cache, open_cache
 from npu_compiler.support.errors import ArtifactError, IncompressibleError, InputError
 from npu_compiler.support.files import write_atomic
+from npu_compiler.support.numbers import whole_number
 from npu_compiler.target_config import target_config
 from npu_compiler.weights.bytes import FP8
 from npu_compiler.weights.files import read_document
@@ -39,7 +40,6 @@ from ..weight_loader import WeightStore, load_weights
 from .compile_process import CompileOptions, compile_apart, compile_checkpoint
 from .find_model import MODEL_FILES, find_model
 from .manifest import ModelManifest
-from .requests import whole_number
 
 if TYPE_CHECKING:
     from npu_compiler.frontend.llm import Checkpoint
@@ -152,7 +152,9 @@ class Loader:
     ) -> tuple[CompiledProgram, str, ModelManifest]:
         """The program, the digest of its recipes, and the manifest; ``apart``: see :func:`compile_apart`."""
         if isinstance(source, _CompiledFile):
-            program, manifest = source.checked(self.target, self.dtype, self.max_len, self._kv_cache)
+            asked = {"weights": self.weights, "activations": self._activations, "speed_over_memory": self._fast}
+            choices = {name: value for name, value in asked.items() if value not in (AUTO, False)}
+            program, manifest = source.checked(self.target, self.dtype, self.max_len, self._kv_cache, choices)
             return program, _recipe_digest(program), manifest
         manifest = source.manifest
         if self.max_len is not None and manifest.limit and self.max_len > manifest.limit:
@@ -316,8 +318,10 @@ class _CompiledFile:
         self.identity = file_identity(self._weights)
 
     def checked(
-        self, target: str, dtype: str | None, max_len: int | None, kv_cache: str | None
+        self, target: str, dtype: str | None, max_len: int | None, kv_cache: str | None, choices: Mapping[str, Any]
     ) -> tuple[CompiledProgram, ModelManifest]:
+        """Return the program and its manifest. Raises ``InputError`` if it was compiled with other options than these;
+        ``choices`` are those that only matter to the compiler, as far as they are not the defaults."""
         program = CompiledProgram.load(self.path)
         try:
             text = read_document(self._manifest)
@@ -332,6 +336,8 @@ class _CompiledFile:
         for name, value in asked.items():
             if value != fixed[name]:
                 raise InputError(f"{self.path} was compiled with {name}={fixed[name]}, not {value}; compile it again")
+        for name, value in choices.items():
+            raise InputError(f"{self.path} is compiled already, and {name}={value!r} is a choice of compiling")
         return program, manifest
 
     def tensors(self) -> Path:

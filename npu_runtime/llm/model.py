@@ -13,6 +13,7 @@ import numpy as np
 
 from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.support.errors import InputError
+from npu_compiler.support.numbers import whole_number
 from npu_compiler.target_config import target_config
 
 from ..arrays import return_freed_memory
@@ -239,7 +240,7 @@ class LLM:
             raise InputError(f"the prompt has {prompt} tokens, but the context holds {self.max_len}; shorten it{more}")
         if max_tokens is None:
             return self.max_len + 1
-        max_tokens = requests.whole_number("max_tokens", max_tokens, 1)
+        max_tokens = whole_number("max_tokens", max_tokens, 1)
         if prompt + max_tokens - 1 > self.max_len:  # the last token is never fed back
             raise InputError(
                 f"a prompt of {prompt} tokens and max_tokens={max_tokens} do not fit the context, which holds "
@@ -363,7 +364,7 @@ class LLM:
         """
         ids = self.encode(tokens)
         self._checked_limit(len(ids), None)
-        prompt = requests.whole_number("prompt", prompt, 1, len(ids))
+        prompt = whole_number("prompt", prompt, 1, len(ids))
         self.forget()
         result = np.empty((len(ids) - prompt + 1, self.vocab), np.float32)
         result[0] = self._feed(ids[:prompt], 0)

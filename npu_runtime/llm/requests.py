@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from npu_compiler.support.errors import InputError
+from npu_compiler.support.numbers import index
 from npu_compiler.support.records import show
 
 _BYTES = bytes | bytearray | memoryview
-
-
-def whole_number(name: str, value: Any, low: int, high: int | None = None) -> int:
-    """Return ``value`` as an int from ``low`` to ``high`` (None: unbounded); bool is not a number here."""
-    found = _index(value)
-    if found is None or found < low or (high is not None and found > high):
-        upto = "" if high is None else f" to {high}"
-        raise InputError(f"{name}={show(value)}: it takes a whole number from {low}{upto}")
-    return found
 
 
 def number(name: str, value: Any, holds: Callable[[float], bool], wanted: str) -> float:
@@ -36,15 +27,6 @@ def number(name: str, value: Any, holds: Callable[[float], bool], wanted: str) -
     return found
 
 
-def _index(value: Any) -> int | None:
-    if isinstance(value, bool | np.bool_):
-        return None
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None
-
-
 def token_ids(prompt: Any) -> list[int]:
     """Return the ids of a list, or of a one-dimensional array, of integers."""
     if isinstance(prompt, _BYTES) or not isinstance(prompt, Sequence | np.ndarray):
@@ -53,7 +35,7 @@ def token_ids(prompt: Any) -> list[int]:
         raise InputError(f"a prompt has one dim, not the shape {list(prompt.shape)}")
     ids = []
     for at, value in enumerate(prompt):
-        found = _index(value)
+        found = index(value)
         if found is None:
             raise InputError(f"a prompt is text, token ids or messages; prompt[{at}] is {show(value)}")
         ids.append(found)
@@ -64,12 +46,12 @@ def stops(stop: Any) -> tuple[list[str], set[int]]:
     """Return the stop strings and the stop token ids of ``stop``: one of either, an iterable of them, or None."""
     if stop is None:
         return [], set()
-    listed = [stop] if isinstance(stop, str) or _index(stop) is not None else stop
+    listed = [stop] if isinstance(stop, str) or index(stop) is not None else stop
     if isinstance(listed, _BYTES) or not isinstance(listed, Iterable):
         raise InputError(f"stop={show(stop)}: it takes texts and token ids")
     texts, ids = [], set()
     for value in listed:
-        found = _index(value)
+        found = index(value)
         if isinstance(value, str):
             texts += [value] if value else []
         elif found is not None:

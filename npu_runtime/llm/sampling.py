@@ -16,8 +16,9 @@ from typing import Protocol
 import numpy as np
 
 from npu_compiler.support.errors import BackendError
+from npu_compiler.support.numbers import whole_number
 
-from .requests import number, whole_number
+from .requests import number
 
 _FEW = 512  # approximate number of candidates that HostScores selects
 _DOUBT = 2.0**-17  # relative error of a float32 sum of exponentials with rounded arguments

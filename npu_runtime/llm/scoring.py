@@ -21,12 +21,12 @@ import numpy as np
 from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.support import dtypes, progress
 from npu_compiler.support.errors import InputError
+from npu_compiler.support.numbers import whole_number
 
 from ..backends.base import Backend, get_backend
 from ..executor import Executor
 from ..state import State
 from ..weight_loader import WeightStore
-from . import requests
 from .chunks import plan_chunks
 from .manifest import ModelManifest
 from .sampling import bad_logits
@@ -87,7 +87,7 @@ class Scorer:
         from .loader import Loader
 
         if context is not None:
-            context = requests.whole_number("context", context, 2)
+            context = whole_number("context", context, 2)
         backend = get_backend(target, **({} if threads is None else {"threads": threads}))
         loader = Loader(
             target, dtype, context, backend, cache, weights, scoring=True, kv_cache=kv_cache, activations=activations
@@ -185,7 +185,7 @@ def checked_stride(model: Scorer, stride: int | None) -> int:
     """Return a stride from 1 to the model's context; None: half of it. Raises ``InputError`` for others."""
     if stride is None:
         return max(model.max_len // 2, 1)
-    return requests.whole_number("stride", stride, 1, model.max_len)
+    return whole_number("stride", stride, 1, model.max_len)
 
 
 def perplexity(model: Scorer, tokens: Sequence[int], stride: int | None = None) -> Perplexity:

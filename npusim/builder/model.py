@@ -13,8 +13,8 @@ from npu_compiler.mixed.compile import assemble
 from npu_compiler.partitioning.explain import explain
 from npu_compiler.partitioning.plan import PartitionPlan
 from npu_compiler.support.dtypes import storage_dtype
-from npu_compiler.support.errors import ConfigError
 from npu_compiler.support.host_arrays import is_torch, to_torch
+from npu_compiler.support.numbers import whole_number
 from npu_compiler.support.text import html_table, si, tensor_text
 from npu_compiler.weights.files import open_weights
 from npu_runtime.backends.base import get_backend
@@ -75,7 +75,7 @@ def build(
         max_shapes: programs kept at a time: the first one and the most recently used ones.
 
     Raises:
-        ConfigError: an option is invalid.
+        ConfigError, InputError: an option is invalid.
         CaptureError: the model cannot be captured.
         CompileError: the model cannot be compiled; without fallback, the error has the reason of every node.
         ToolchainError: there is no working compiler for the target.
@@ -86,11 +86,10 @@ def build(
     from npu_compiler.frontend.tensors import state_dict_numpy
 
     dtype = None if dtype is None else storage_dtype(dtype)
-    if max_shapes < 1:
-        raise ConfigError(f"max_shapes={max_shapes}: it takes a whole number from 1")
+    max_shapes = whole_number("max_shapes", max_shapes, 1)
     backend = get_backend(target, **({} if threads is None else {"threads": threads}))
     placement = {"force_cpu": force_cpu, "minimise_transfers": minimise_transfers}
-    recipe = Recipe(model, target, backend, dtype, fallback, tuple(disable), weights, float32_precision, placement)
+    recipe = Recipe(model, target, backend, dtype, fallback, disable, weights, float32_precision, placement)
     call = recipe.capture(example_inputs, example_kwargs)
     source = open_weights(state_dict_numpy(call.program))
     first = recipe.specialize(call, source)

@@ -166,7 +166,7 @@ def _report(
     programs: Sequence[CompiledProgram] = (),
 ) -> ProfileReport:
     notes = []
-    if roofline is None:
+    if roofline is None and entries:
         notes.append("the roofline of this device is unknown: its row has no figures" + _ADVICE.get(backend.name, ""))
     if program is not None and not program.locations:
         notes.append("the program does not say which modules its kernels come from: its IR has no locations")

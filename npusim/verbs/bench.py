@@ -19,7 +19,14 @@ from ..console import Result, Table
 from ..latency import HEADER, bound_call, interleaved, torch_call
 from ..placement import plan_model, refuse_placement
 from ..random_arrays import random_array, random_weights
-from ..sources import is_language_model, load_language_model, read_model, refuse_language_options
+from ..sources import (
+    is_language_model,
+    load_language_model,
+    read_model,
+    refuse,
+    refuse_compiling,
+    refuse_language_options,
+)
 
 if TYPE_CHECKING:
     from npu_runtime.partitioned.model import MixedModel
@@ -34,9 +41,10 @@ def run(args: argparse.Namespace) -> Result:
 
     if is_language_model(args.model):
         return _language_model(args)
-    refuse_language_options(args, "max-len", "kv-cache", "activations")
+    refuse_language_options(args)
     module = None
     if args.model in BUILTINS:
+        refuse(args, ("activations",), f"is an option of language models, and {args.model} is not one")
         ir, weights, module = read_model(args.model, args.batch)
         target = args.target or default_target()
         program = npu_compiler.compile_plan(plan_model(ir, target, args), target, args.dtype, disable=args.disable)
@@ -44,6 +52,7 @@ def run(args: argparse.Namespace) -> Result:
     else:
         if args.vs:
             raise InputError(f"--vs {args.vs} needs a built-in model: {', '.join(BUILTINS)}")
+        refuse_compiling(args)
         program = npu_compiler.load_program(args.model)
         beside = weights_beside(args.model)
         source = args.weights or (beside if beside.exists() else random_weights(program))

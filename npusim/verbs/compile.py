@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> Result:
         raise InputError("--weight-errors needs the whole program; leave out --until")
     if is_language_model(args.model):
         return _language_model(args)
-    refuse_language_options(args, "max-len", "kv-cache")
+    refuse_language_options(args)
     from npu_compiler.mixed.compile import compile_plan
     from npu_compiler.pipeline import PHASES
     from npu_compiler.support.text import si
@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> Result:
     builtin = BUILTINS.get(args.model)
     if builtin is not None and builtin.weights is None:
         program.build["weights"] = RANDOM
+    emitted = emit_source(program, args.emit_source)
     output = Path(args.output or f"{Path(args.model).stem}.npubin")
     files = [output]
     if weights is not None:
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> Result:
     written = ", ".join(f"{f} ({si(f.stat().st_size, 'B')})" for f in files)
     data = {"program": program.name, "target": target, "files": [str(f) for f in files], **t}
     lines = [f"{program.name}: {summary}", f"wrote {written}"]
-    if isinstance(program, MixedProgram):
+    if isinstance(program, MixedProgram) and program.host_ops:
         data["host_ops"] = program.host_ops
         lines[:1] = [
             program.plan.summary(),
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace) -> Result:
     if "weights" in program.build:
         lines.append(f"the weights are {program.build['weights']}; {trained()} have trained ones")
     errors = _weight_errors(args, program, weights, data)
-    return Result(data, [*lines, *emit_source(program, args.emit_source), *errors])
+    return Result(data, [*lines, *emitted, *errors])
 
 
 def _weight_errors(
@@ -156,6 +157,7 @@ def _language_model(args: argparse.Namespace) -> Result:
         speed_over_memory=args.speed_over_memory, kv_cache=args.kv_cache, activations=args.activations,
     )  # fmt: skip
     program, weights, manifest = loader.compile(args.model)
+    emitted = emit_source(program, args.emit_source)
     output = Path(args.output or f"{Path(args.model).name.removesuffix('.gguf')}.npubin")
     with step("writing weights"):
         files = [*save_program(program, weights, output)]
@@ -172,4 +174,4 @@ def _language_model(args: argparse.Namespace) -> Result:
     }
     lines = [f"{manifest.name}: context {manifest.max_len}; kernels: {kernels}", f"wrote {written}"]
     errors = _weight_errors(args, program, weights, data)
-    return Result(data, [*lines, *emit_source(program, args.emit_source), *errors])
+    return Result(data, [*lines, *emitted, *errors])

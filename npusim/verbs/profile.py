@@ -17,7 +17,7 @@ from ..placement import plan_model, refuse_placement
 from ..profiling import compare as comparison
 from ..profiling.report import HEADER, ProfileReport, read_report
 from ..random_arrays import random_array, random_weights
-from ..sources import is_language_model, load_language_model, read_model, refuse_language_options
+from ..sources import is_language_model, load_language_model, read_model, refuse_compiling, refuse_language_options
 
 if TYPE_CHECKING:
     from npu_compiler.aten.ir import IRGraph
@@ -65,9 +65,10 @@ def _model(args: argparse.Namespace) -> Any:
         if args.max_len is None and not args.model.endswith(".npubin"):
             args.max_len = max(args.prompt_len, args.cache_len + 1)
         return load_language_model(args)
-    refuse_language_options(args, "max-len", "kv-cache")
+    refuse_language_options(args)
     target = args.target or default_target()
     if Path(args.model).suffix == ".npubin":
+        refuse_compiling(args)
         program = load_program(args.model)
         beside = weights_beside(args.model)
         source = args.weights or (beside if beside.exists() else random_weights(program))

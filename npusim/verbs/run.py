@@ -11,7 +11,7 @@ import numpy as np
 from npu_compiler.support.errors import InputError
 from npu_compiler.support.progress import step
 
-from ..arrays import read_inputs, save_npz
+from ..arrays import IMAGES, read_inputs, save_npz
 from ..classes import read_labels, top_classes
 from ..console import Result, Table
 
@@ -42,6 +42,8 @@ def load_program(path: str, weights: str | None, threads: int | None, from_sourc
 
 def run(args: argparse.Namespace) -> Result:
     """Run a program once and summarise its outputs; for a classifier, with class names. --output writes all values."""
+    if args.output and Path(args.output).suffix in (".npy", *IMAGES):
+        raise InputError(f"--output {args.output}: all outputs are written into one archive; call it .npz")
     model = load_program(args.program, args.weights, args.threads, args.from_source)
     outputs: dict[str, np.ndarray] = model.run(read_inputs(args.input, model.inputs, model.program.name))
     header = ("output", "dtype", "shape", "min", "max", "mean")

@@ -306,7 +306,7 @@ def test_the_programs_used_last_are_kept(captures: list[Any]) -> None:
     with pytest.warns(RuntimeWarning, match="more than 1 tuples of input shapes"):
         assert alone(torch.zeros(2, 8)).shape[0] == 2
     assert alone.shapes == [[(1, 8)]]
-    with pytest.raises(ConfigError, match="max_shapes=0"):
+    with pytest.raises(InputError, match="max_shapes=0"):
         npusim.build(mlp(), (torch.zeros(1, 8),), max_shapes=0)
 
 

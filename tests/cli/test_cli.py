@@ -210,6 +210,8 @@ def test_explain(mixed: Path, model: Path, capsys: pytest.CaptureFixture[str]) -
         (["profile", "MODEL", "--activations", "fp8"], "needs weights in an fp8 format"),
         (["compile", "MODEL", "--max-len", "64"], "--max-len is an option of language models"),
         (["bench", "resnet18", "--kv-cache", "int8"], "--kv-cache is an option of language models, and resnet18 is"),
+        (["bench", "resnet18", "--prompt-len", "7"], "--prompt-len is an option of language models"),
+        (["compile", "MODEL", "--batch", "4"], "--batch is an option of the built-in models"),
         (["compile", "MODEL", "--weights", "zip"], "unknown weight format 'zip'; known: bf16c12, "),
         (["compile", "MODEL", "--target", "abacus"], "unknown target 'abacus'"),
         (["describe", "MODEL"], "MODEL"),
@@ -328,7 +330,7 @@ class Structured(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear = torch.nn.Linear(4, 3)
+        self.linear = torch.torch.nn.Linear(4, 3)
         self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, pair: Any, scale: float) -> Any:
@@ -359,7 +361,7 @@ def test_build_keeps_structure_kind_and_state() -> None:
 
 
 def test_build_saves_what_load_runs(tmp_path: Path) -> None:
-    net = torch.nn.Linear(4, 3).to(torch.bfloat16)
+    net = torch.torch.nn.Linear(4, 3).to(torch.bfloat16)
     x = torch.randn(2, 4, dtype=torch.bfloat16)
     built = npusim.build(net, x)
     path, weights = built.save(tmp_path / "new" / "linear")
@@ -383,3 +385,72 @@ def test_build_without_fallback(tmp_path: Path) -> None:
     torch.testing.assert_close(built(x), Mixed()(x))
     assert "host node" in built.report()
     torch.testing.assert_close(load(*built.save(tmp_path / "m.npubin"))(x), Mixed()(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--target", "metal"], "--target takes effect when a model is compiled, and PROGRAM is compiled already"),
+        (["--dtype", "float16"], "--dtype takes effect"),
+        (["--no-fallback"], "--fallback takes effect"),
+        (["--disable", "layout"], "--disable takes effect"),
+    ],
+)
+def test_options_of_compiling_do_not_change_a_program(
+    program: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    for verb in ("bench", "profile"):
+        assert cli.main([verb, str(program), *options]) == 1
+        assert message.replace("PROGRAM", str(program)) in capsys.readouterr().err
+
+
+def test_run_says_what_is_wrong_with_files(program: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    x = str(tmp_path / "x.npy")
+    assert cli.main(["run", str(program), "--input", f"x={x}", "--input", f"x={x}"]) == 1
+    assert "input 'x' is given twice" in capsys.readouterr().err
+    assert cli.main(["run", str(program), "--input", x, "--output", x]) == 1
+    assert "call it .npz" in capsys.readouterr().err and np.load(x).shape == (4, 4)
+
+
+def test_bfloat16_arrays_are_read_as_numpy_writes_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    x = torch.arange(4, dtype=torch.bfloat16).reshape(1, 4)
+    path, _ = npusim.build(torch.nn.ReLU(), (x,)).save(tmp_path / "relu.npubin")
+    np.save(tmp_path / "x.npy", x.float().numpy().astype(ml_dtypes.bfloat16))
+    assert cli.main(["run", str(path), "--input", str(tmp_path / "x.npy")]) == 0
+    assert "bfloat16" in capsys.readouterr().out
+
+
+def test_files_of_pytorch_that_are_no_programs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    layer, path = torch.nn.Linear(2, 2), tmp_path / "model.pt"
+    torch.save(layer.state_dict(), path)
+    assert cli.main(["compile", str(path)]) == 1
+    assert "a file of torch.save (weights without the model)" in capsys.readouterr().err
+    torch.jit.save(torch.jit.script(layer), path)
+    assert cli.main(["compile", str(path)]) == 1
+    assert "TorchScript" in capsys.readouterr().err
+    torch.export.save(torch.export.export(layer, (torch.zeros(1, 2),)), tmp_path / "m.pt2")
+    (tmp_path / "cut.pt2").write_bytes((tmp_path / "m.pt2").read_bytes()[:3000])
+    assert cli.main(["compile", str(tmp_path / "cut.pt2")]) == 1
+    assert "damaged" in capsys.readouterr().err
+
+
+def test_usage_errors_are_objects_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["compile", "x", "--json", "--dtype", "int8"])
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["type"] == "UsageError" and "int8" in error["message"]
+
+
+def test_the_doctor_finds_a_cache_that_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("NPU_CACHE_DIR", str(tmp_path / "file"))
+    cli.main(["doctor"])
+    assert "the cache is not used: [Errno 20]" in capsys.readouterr().out
+
+
+def test_a_model_without_ops_needs_no_pytorch(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    torch.export.save(torch.export.export(torch.nn.Identity(), (torch.zeros(1, 2),)), tmp_path / "same.pt2")
+    assert cli.main(["compile", str(tmp_path / "same.pt2"), "-o", str(tmp_path / "same.npubin")]) == 0
+    assert "PyTorch" not in capsys.readouterr().out

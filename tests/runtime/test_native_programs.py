@@ -16,7 +16,7 @@ import pytest
 import npu_runtime
 from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.support import env
-from npu_compiler.support.errors import ArtifactError, BackendError, ConfigError
+from npu_compiler.support.errors import ArtifactError, BackendError, ConfigError, InputError
 from npu_compiler.targets.cpu import host
 from npu_compiler.targets.cpu.target import KERNELS
 from npu_runtime import CPUBackend, Executor
@@ -34,7 +34,7 @@ def test_backends_by_name() -> None:
             npu_runtime.get_backend(name)
     with pytest.raises(AttributeError, match="has no attribute 'TPUBackend'"):
         _ = npu_runtime.TPUBackend
-    with pytest.raises(BackendError, match="threads=0"):
+    with pytest.raises(InputError, match="threads=0"):
         CPUBackend(0)
 
 
@@ -117,8 +117,10 @@ def test_threads(program: CompiledProgram, monkeypatch: pytest.MonkeyPatch) -> N
         assert NativeLibrary(program, asked).threads == started
     limit = re.search(r"MAX_THREADS = (\d+);", (KERNELS / "pool.cpp").read_text())
     assert limit is not None and int(limit[1]) == env.MAX_THREADS
-    with pytest.raises(BackendError, match=f"from 1 to {env.MAX_THREADS}"):
-        CPUBackend(threads=env.MAX_THREADS + 1)
+    for wrong in (env.MAX_THREADS + 1, 1.5, "2", True):
+        with pytest.raises(InputError, match=f"threads=.*from 1 to {env.MAX_THREADS}"):
+            CPUBackend(threads=wrong)  # type: ignore[arg-type]
+    assert CPUBackend(threads=np.int64(2)).threads == 2  # type: ignore[arg-type]
     monkeypatch.setenv("NPU_NUM_THREADS", "2")
     assert CPUBackend().threads == 2
     monkeypatch.setenv("NPU_NUM_THREADS", "many")

@@ -357,7 +357,8 @@ def compiler_report() -> dict[str, object]:
         report["compiler"] = {**asdict(compiler), "flags": compile_flags("native", compiler)}
         cache = open_cache("kernels")
         report["cache"] = {
-            "path": str(cache.root), "bytes": cache.size(), "limit": cache.limit, "obstacle": cache.obstacle,
+            "path": str(cache.root), "bytes": cache.size(), "limit": cache.limit,
+            "obstacle": cache.obstacle or cache.unwritable(),
         }  # fmt: skip
     except NPUError as error:
         report["error"] = str(error)

@@ -92,5 +92,5 @@ def find_nvrtc() -> Nvrtc:
         except (OSError, AttributeError):
             continue
     raise ToolchainError(
-        f"compiling for CUDA needs NVRTC, NVIDIA's compiler library: pip install {WHEEL}  (no GPU is needed)"
+        f"compiling for CUDA needs NVRTC, NVIDIA's compiler library: pip install {WHEEL} (no GPU is needed)"
     )

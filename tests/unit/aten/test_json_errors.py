@@ -158,7 +158,7 @@ def test_attributes_that_contain_themselves_are_refused() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is not valid JSON: Expecting value at line 1 column 1"),
+        (b"", "it is not valid JSON: Expecting value at line 1 column 1"),
         (b'{"nodes": [}', "is not valid JSON"),
         (b"\xff\xfe", "is not UTF-8 text"),
         (b"[" * 100_000, "nested too deeply"),
@@ -178,5 +178,5 @@ def test_unreadable_files(content: bytes, message: str, tmp_path: Path) -> None:
 
 def test_missing_files_and_folders(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.json", tmp_path, "a\0b"):
-        with pytest.raises(IRError, match=r"^\$: "):
+        with pytest.raises(IRError, match=r"(cannot be read|embedded null)"):
             load_ir(path)
