@@ -15,8 +15,8 @@ import hashlib
 import logging
 import os
 import shutil
-import tempfile
 import stat
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
