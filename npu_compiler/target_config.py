@@ -103,8 +103,8 @@ class TargetConfig:
         matrix_dtypes: element types of the left operands of its matmul and convolution kernels; with 'uint8', the right
             operand is int8; with 'float8_e4m3fn', a matrix in format fp8_e4m3.
         max_head_dim: elements of a query for which it has an attention kernel; longer ones are products and a softmax.
-        pair_dtypes: those of them whose weights are packed in pairs along the reduced dim, for two-element dot
-            products.
+        pair_dtypes: those of ``matrix_dtypes`` whose weights are packed in pairs along the reduced dim, for two-element
+            dot products.
         prologue_rows: maximum rows of a matmul whose left operand every thread may compute itself.
         dual_gemm: whether a matmul kernel can compute two products of the same rows, for a gated activation.
         bundles: whether kernels that access different data can share a launch if they have up to ``bundle_points``

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from npu_compiler.artifact.program import CompiledProgram, EntryPoint
-from npu_compiler.support.ordering import phases
+from npu_compiler.support.ordering import barrier_groups
 from npu_compiler.target_config import target_config
 from npu_compiler.targets import get_target
 from npu_compiler.targets.simt.lang.program import Launch, unpack
@@ -53,7 +53,7 @@ def launch_counts(program: CompiledProgram) -> dict[str, LaunchCounts]:
 
 def _counts(entry: EntryPoint, launches: list[Launch] | None, shared: int | None) -> LaunchCounts:
     calls = [c for i, c in enumerate(entry.calls) if launches is None or launches[i].workgroups]
-    numbers = phases((c.inputs, c.outputs) for c in calls)
+    numbers = barrier_groups((c.inputs, c.outputs) for c in calls)
     return LaunchCounts(
         launches=len(calls),
         barriers=numbers[-1] if numbers else 0,

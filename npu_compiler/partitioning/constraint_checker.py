@@ -66,7 +66,7 @@ class NodeChecker:
             graph = lower_node(node, weights)
         except Unsupported as error:
             return error.reason, ""
-        if self.config.name not in target_names():  # numbers without a code generator
+        if self.config.name not in target_names():  # a TargetConfig alone: its target is not registered
             return None, ""
         state = State(None, self.config, None, fusions(self.config), graph)
         run_fuse(state)

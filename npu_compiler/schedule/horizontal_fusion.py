@@ -12,7 +12,7 @@ from ..graph import expr
 from ..target_config import TargetConfig
 from .anchors import Gemm
 from .kernel import Buffer, FusedLoops, Kernel, Loops
-from .memory_planner import assign_phases
+from .memory_planner import assign_barrier_groups
 from .rewrite import ScheduleRewrite
 from .schedule import Schedule
 
@@ -105,11 +105,11 @@ def fuse_horizontally(schedule: Schedule, max_points: int) -> None:
         return isinstance(k, Loops) and math.prod(k.body.domain) <= max_points
 
     ordered = _independent_first(schedule.kernels, is_small)
-    phases: dict[int, list[Kernel]] = {}
-    for k, numbered in zip(ordered, assign_phases(ordered), strict=True):
-        phases.setdefault(numbered.phase, []).append(k)
+    groups: dict[int, list[Kernel]] = {}
+    for k, numbered in zip(ordered, assign_barrier_groups(ordered), strict=True):
+        groups.setdefault(numbered.barrier_group, []).append(k)
     kernels: list[Kernel] = []
-    for members in phases.values():
+    for members in groups.values():
         small = [k for k in members if is_small(k)][:MAX_PARTS]
         if len(small) > 1:
             members = [FusedLoops.of(small), *(k for k in members if k not in small)]

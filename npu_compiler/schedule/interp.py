@@ -95,8 +95,8 @@ def run(
             arrays[b.id] = arena[b.offset : b.offset + b.nbytes].view(dtypes.numpy_dtype(b.dtype))
         else:
             arrays[b.id] = _unwritten(b)
-    for _, phase in itertools.groupby(schedule.kernels, lambda k: k.phase if schedule.arena_bytes else k):
-        for kernel in reversed(list(phase)):  # kernels of a phase may run in any order
+    for _, group in itertools.groupby(schedule.kernels, lambda k: k.barrier_group if schedule.arena_bytes else k):
+        for kernel in reversed(list(group)):  # kernels of a group may run in any order
             execute(kernel, arrays)
     results = {name: arrays[b.id].reshape(b.shape) for name, b in schedule.outputs}
     results.update({f"state:{b.name}": arrays[b.id].reshape(b.shape) for b in schedule.buffers if b.kind == "state"})

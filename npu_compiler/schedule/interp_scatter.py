@@ -19,14 +19,14 @@ def scatter_updates(k: ScatterUpdates, inputs: Sequence[Array], out: Array) -> N
     (stage,), domain = k.body.stages, k.body.domain
     update = np.broadcast_to(evaluate(stage.expr, domain, inputs), domain)
     place = tuple(np.broadcast_to(evaluate(i, domain, inputs), domain) for i in stage.index)
-    if k.stage == "integers":
+    if k.computes == "integers":
         np.add.at(out, place, update)
         return
-    if k.stage == "latest":
+    if k.computes == "latest":
         np.maximum.at(out, place, update)
         return
     x = np.ascontiguousarray(update, np.float32)
-    if k.stage == "magnitudes":
+    if k.computes == "magnitudes":
         np.maximum.at(out, place, x.view(np.int32) & 0x7FFFFFFF)
         return
     magnitude = inputs[-2][place]

@@ -67,8 +67,8 @@ class Kernel:
             itself come first.
         sources: names of the IR nodes that it implements.
         flops: floating-point operations.
-        phase: kernels of one phase access different data and may run in any order; threads synchronise only between
-            phases.
+        barrier_group: kernels of one group access different data and may run in any order; threads synchronise only
+            between groups.
     """
 
     kind: ClassVar[str]
@@ -79,7 +79,7 @@ class Kernel:
     sources: tuple[str, ...] = ()
     flops: int = 0
     number: int = 0
-    phase: int = 0
+    barrier_group: int = 0
 
     @property
     def name(self) -> str:
@@ -258,7 +258,7 @@ class FusedLoops(Kernel):
 class ScatterUpdates(Kernel):
     """A loop nest whose points are updates of places that are data; the result does not depend on their order.
 
-    ``body`` has one store: the update's value, and its place in the output, which is also the last input. ``stage``:
+    ``body`` has one store: the update's value, and its place in the output, which is also the last input. ``computes``:
     'integers': adds the updates to the output. 'latest': raises the output, int32, to the largest of a place's
     updates, which are usually in ascending order. 'magnitudes': the output becomes the largest magnitude of a place's
     updates, as the bits of a float32. 'fixed_point': adds them to int64 sums, whose unit follows from the magnitudes,
@@ -267,11 +267,11 @@ class ScatterUpdates(Kernel):
 
     kind = "scatter_updates"
     body: LoopBody
-    stage: str
+    computes: str
     carry_bits: int = 0
 
     def text(self) -> str:
-        return f"{self.stage}: {self.body.stages[0].text(0)}"
+        return f"{self.computes}: {self.body.stages[0].text(0)}"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..graph import expr
-from ..support.ordering import phases
+from ..support.ordering import barrier_groups
 from .anchors import Contraction
 from .kernel import Kernel, Operand, Unpack
 from .schedule import Schedule
 
 
-def assign_phases(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """Return the kernels with numbered phases (:func:`npu_compiler.support.ordering.phases` of their buffers)."""
-    numbers = phases(({o.buffer.id for o in k.inputs}, {o.buffer.id for o in k.outputs}) for k in kernels)
-    return [replace(k, phase=phase) for k, phase in zip(kernels, numbers, strict=True)]
+def assign_barrier_groups(kernels: Sequence[Kernel]) -> list[Kernel]:
+    """Return the kernels with their barrier groups (:func:`npu_compiler.support.ordering.barrier_groups`)."""
+    numbers = barrier_groups(({o.buffer.id for o in k.inputs}, {o.buffer.id for o in k.outputs}) for k in kernels)
+    return [replace(k, barrier_group=n) for k, n in zip(kernels, numbers, strict=True)]
 
 
 def lifetimes(kernels: Sequence[Kernel]) -> dict[int, tuple[int, int]]:
@@ -25,13 +25,15 @@ def lifetimes(kernels: Sequence[Kernel]) -> dict[int, tuple[int, int]]:
     life: dict[int, tuple[int, int]] = {}
     early = 0
     for k in kernels:
-        start = k.phase
+        start = k.barrier_group
         if isinstance(k, Unpack) and k.early:
-            start, early = early, k.phase
+            start, early = early, k.barrier_group
         for op in (*k.inputs, *k.outputs):
             if op.buffer.kind == "arena":
-                first, _ = life.get(op.buffer.id, (start, k.phase))
-                life[op.buffer.id] = (0, kernels[-1].phase) if op.buffer.persistent else (first, k.phase)
+                first, _ = life.get(op.buffer.id, (start, k.barrier_group))
+                life[op.buffer.id] = (
+                    (0, kernels[-1].barrier_group) if op.buffer.persistent else (first, k.barrier_group)
+                )
     return life
 
 
@@ -42,7 +44,7 @@ def in_place(kernels: Sequence[Kernel]) -> dict[int, int]:
     users: dict[tuple[int, int], int] = {}  # by buffer and phase
     for k in kernels:
         for op in (*k.inputs, *k.outputs):
-            users[op.buffer.id, k.phase] = users.get((op.buffer.id, k.phase), 0) + 1
+            users[op.buffer.id, k.barrier_group] = users.get((op.buffer.id, k.barrier_group), 0) + 1
     taken: dict[int, int] = {}
     for k in kernels:
         if not isinstance(k, Contraction) or k.splits > 1 or k.extra_stages or not _whole(k.outputs[0]):
@@ -50,10 +52,10 @@ def in_place(kernels: Sequence[Kernel]) -> dict[int, int]:
         out = k.outputs[0]
         for i, op in enumerate(k.inputs[k.rhs + 1 :], k.rhs + 1):
             same = (op.shape, op.dtype) == (out.shape, out.dtype) and _whole(op)
-            if not same or life[op.buffer.id][1] != k.phase or life[out.buffer.id][0] != k.phase:
+            if not same or life[op.buffer.id][1] != k.barrier_group or life[out.buffer.id][0] != k.barrier_group:
                 continue
             loads = [x for x in expr.walk(k.epilogue) if x.op == "load" and x.value == i]
-            alone = users[op.buffer.id, k.phase] == users[out.buffer.id, k.phase] == 1
+            alone = users[op.buffer.id, k.barrier_group] == users[out.buffer.id, k.barrier_group] == 1
             if alone and all(x.args == expr.identity_index(out.shape) for x in loads):
                 taken[out.buffer.id] = taken.get(op.buffer.id, op.buffer.id)
                 break
@@ -73,10 +75,10 @@ def plan_memory(schedule: Schedule, align: int, share: bool = True, residuals: b
 
     Greedy by size, after Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference" (2020).
     """
-    schedule.kernels = assign_phases(schedule.kernels)
+    schedule.kernels = assign_barrier_groups(schedule.kernels)
     life = lifetimes(schedule.kernels)
     if not share:
-        life = {id: (0, schedule.kernels[-1].phase) for id in life}
+        life = {id: (0, schedule.kernels[-1].barrier_group) for id in life}
     taken = in_place(schedule.kernels) if share and residuals else {}
     for id, first in taken.items():
         life[first] = (min(life[first][0], life[id][0]), max(life[first][1], life[id][1]))

@@ -1,4 +1,4 @@
-"""Orders: topological ones of directed acyclic graphs, and phases of a sequence of accesses."""
+"""Orders: topological ones of directed acyclic graphs, and barriers in a sequence of accesses."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def depth_first(roots: Iterable[T], before: Callable[[T], Sequence[T]]) -> list[
     return list(done)
 
 
-def phases(accesses: Iterable[tuple[Collection[int], Collection[int]]]) -> list[int]:
-    """Return the number of the phase of each access (what it reads, what it writes), in order and from 0 on.
+def barrier_groups(accesses: Iterable[tuple[Collection[int], Collection[int]]]) -> list[int]:
+    """Return the number of the group of each access (what it reads, what it writes), in order and from 0 on.
 
-    An access joins the previous one's phase unless it reads or writes what the phase writes, or writes what the phase
-    reads. The accesses of a phase may therefore happen in any order; a barrier must separate phases.
+    An access joins the previous one's group unless it reads or writes what the group writes, or writes what the group
+    reads. The accesses of a group may therefore happen in any order; a barrier must separate groups.
     """
-    phase = 0
+    group = 0
     read: set[int] = set()
     written: set[int] = set()
     numbers: list[int] = []
     for reads, writes in accesses:
         if not written.isdisjoint(reads) or not written.isdisjoint(writes) or not read.isdisjoint(writes):
-            phase += 1
+            group += 1
             read, written = set(), set()
         read.update(reads)
         written.update(writes)
-        numbers.append(phase)
+        numbers.append(group)
     return numbers

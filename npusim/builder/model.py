@@ -21,7 +21,7 @@ from npu_runtime.backends.base import get_backend
 from npu_runtime.partitioned.dag_executor import DAGExecutor
 
 from ..program_files import save_program
-from .specializations import MAX_SHAPES, Recipe, Specializations
+from .specializations import MAX_SHAPES, BuildOptions, Specializations
 
 if TYPE_CHECKING:
     import torch
@@ -89,12 +89,12 @@ def build(
     max_shapes = whole_number("max_shapes", max_shapes, 1)
     backend = get_backend(target, **({} if threads is None else {"threads": threads}))
     placement = {"force_cpu": force_cpu, "minimise_transfers": minimise_transfers}
-    recipe = Recipe(model, target, backend, dtype, fallback, disable, weights, float32_precision, placement)
-    call = recipe.capture(example_inputs, example_kwargs)
+    options = BuildOptions(model, target, backend, dtype, fallback, disable, weights, float32_precision, placement)
+    call = options.capture(example_inputs, example_kwargs)
     source = open_weights(state_dict_numpy(call.program))
-    first = recipe.specialize(call, source)
+    first = options.specialize(call, source)
     reason = _FIXED if fixed_shapes else _EXPORTED if not isinstance(model, torch.nn.Module) else ""
-    return Model(Specializations(first, source, None if reason else recipe, reason, max_shapes))
+    return Model(Specializations(first, source, None if reason else options, reason, max_shapes))
 
 
 class Model:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from npu_compiler.frontend.export import Capture
 
-__all__ = ["MAX_SHAPES", "Recipe", "Specialized", "Specializations", "require_npu"]
+__all__ = ["MAX_SHAPES", "BuildOptions", "Specialized", "Specializations", "require_npu"]
 
 MAX_SHAPES = 8
 """Programs that a model keeps by default, the one for the example's shapes included."""
@@ -59,7 +59,7 @@ class Specialized:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class BuildOptions:
     """The options for compiling a call of ``module``; the fields are arguments of ``build``."""
 
     module: torch.nn.Module | torch.export.ExportedProgram
@@ -113,19 +113,24 @@ class Specializations:
     Args:
         first: the program for the example's shapes, which is always kept.
         source: the weights.
-        recipe: compiles other programs; None: there are no others.
-        fixed: why there is no recipe.
+        options: how other programs are compiled; None: there are no others.
+        fixed: why there are no options.
         limit: programs kept at a time: ``first`` and the most recently used ones.
     """
 
     def __init__(
-        self, first: Specialized, source: WeightSource, recipe: Recipe | None, fixed: str = "", limit: int = MAX_SHAPES
+        self,
+        first: Specialized,
+        source: WeightSource,
+        options: BuildOptions | None,
+        fixed: str = "",
+        limit: int = MAX_SHAPES,
     ):
-        self.first, self.source, self.recipe, self.fixed, self.limit = first, source, recipe, fixed, limit
+        self.first, self.source, self.options, self.fixed, self.limit = first, source, options, fixed, limit
         self.others: dict[tuple[tuple[int, ...], ...], Specialized] = {}
         self._clock = itertools.count(1)
         self._making = RunLock()
-        self._versions = _versions(recipe.module, first.executor.plan) if recipe is not None else {}
+        self._versions = _versions(options.module, first.executor.plan) if options is not None else {}
         self._warned = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -134,7 +139,7 @@ class Specializations:
         names = set(self.source.names()) & graph_weights_used(plan.ir).keys()
         source = open_weights({name: self.source.read(name) for name in names})
         fixed = self.fixed or _PICKLED
-        return {**self.__dict__, "source": source, "recipe": None, "fixed": fixed, "_clock": None, "_versions": {}}
+        return {**self.__dict__, "source": source, "options": None, "fixed": fixed, "_clock": None, "_versions": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -144,7 +149,7 @@ class Specializations:
         """Return a copy that shares programs, weights and the module, with which it can compile other programs. It has
         its own copies of the buffers that the model writes."""
         first, others = copy.deepcopy((self.first, self.others), memo)
-        made = Specializations(first, self.source, self.recipe, self.fixed, self.limit)
+        made = Specializations(first, self.source, self.options, self.fixed, self.limit)
         made.others, made._versions = others, self._versions
         return made
 
@@ -191,7 +196,7 @@ class Specializations:
         specs = self.first.executor.plan.inputs
         differs = [(t, shape) for t, shape in zip(specs, key, strict=True) if t.shape != shape]
         listed = ", ".join(f"input {t.name!r}: shape {list(shape)}, expected {list(t.shape)}" for t, shape in differs)
-        if self.recipe is None:
+        if self.options is None:
             raise InputError(f"{listed}; {self.fixed}")
         self.check_weights()
         examples = {
@@ -203,7 +208,7 @@ class Specializations:
         args, kwargs = pytree.tree_map(lambda v: examples.get(id(v), v), (args, kwargs))
         _log.info("compiling %s for inputs of shapes %s", self.first.executor.plan.ir.model_name, list(key))
         try:
-            made = self.recipe.specialize(self.recipe.capture(args, kwargs), self.source, self.first.executor)
+            made = self.options.specialize(self.options.capture(args, kwargs), self.source, self.first.executor)
         except (CaptureError, CompileError) as error:
             raise InputError(f"{listed}; the model cannot be compiled for these shapes: {error}") from error
         self._make_room()

@@ -221,10 +221,10 @@ def _is_short(s: Schedule, costs: CPUCosts) -> bool:
 def _entry(s: Schedule, names: list[str], symbol: str, costs: CPUCosts) -> str:
     refs: list[str] = []
     rows: list[str] = []
-    phases = [k.phase for k in s.kernels] + [-1]
+    groups = [k.barrier_group for k in s.kernels] + [-1]
     for i, (kernel, name) in enumerate(zip(s.kernels, names, strict=True)):
         operands = kernel.operands
-        last = "true" if phases[i + 1] != kernel.phase else "false"
+        last = "true" if groups[i + 1] != kernel.barrier_group else "false"
         rhs = kernel.rhs if isinstance(kernel, Gemm) else 1
         prefetch = f"{name}_prefetch" if isinstance(kernel, Gemm) else "nullptr"
         rows.append(f"{{{name}, {len(refs)}, {len(operands)}, {last}, {prefetch}, {rhs}}}")

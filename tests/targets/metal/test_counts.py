@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import npu_compiler
-from npu_compiler.support.ordering import phases
+from npu_compiler.support.ordering import barrier_groups
 from npu_compiler.targets.metal.devices import DEVICES
 from npusim import cli
 from npusim.launch_counts import launch_counts
@@ -40,11 +40,11 @@ def test_the_stored_counts_reach_their_aims(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_phases_end_where_an_access_depends_on_one() -> None:
-    assert phases([((), (1,)), ((), (2,)), ((3,), (4,))]) == [0, 0, 0]
-    assert phases([((), (1,)), ((1,), (2,)), ((1,), (3,))]) == [0, 1, 1]  # a result is read
-    assert phases([((1,), (2,)), ((3,), (1,))]) == [0, 1]  # what was read is overwritten
-    assert phases([((), (1,)), ((), (1,)), ((), (5,))]) == [0, 1, 1]  # a result is overwritten
-    assert phases([]) == []
+    assert barrier_groups([((), (1,)), ((), (2,)), ((3,), (4,))]) == [0, 0, 0]
+    assert barrier_groups([((), (1,)), ((1,), (2,)), ((1,), (3,))]) == [0, 1, 1]  # a result is read
+    assert barrier_groups([((1,), (2,)), ((3,), (1,))]) == [0, 1]  # what was read is overwritten
+    assert barrier_groups([((), (1,)), ((), (1,)), ((), (5,))]) == [0, 1, 1]  # a result is overwritten
+    assert barrier_groups([]) == []
 
 
 def test_launches_without_a_grid_and_cpu_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

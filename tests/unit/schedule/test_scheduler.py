@@ -357,9 +357,9 @@ def test_kernels_of_one_phase_touch_different_data() -> None:
     _, kernels = scheduled(build)
     for a in kernels:
         for b in kernels:
-            if a is not b and a.phase == b.phase:
+            if a is not b and a.barrier_group == b.barrier_group:
                 assert not {o.buffer.id for o in a.outputs} & {o.buffer.id for o in (*b.inputs, *b.outputs)}
-    assert kernels[-1].phase < len(kernels) - 1
+    assert kernels[-1].barrier_group < len(kernels) - 1
 
 
 # -- the checks themselves --------------------------------------------------------------------------------------------

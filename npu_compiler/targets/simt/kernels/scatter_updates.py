@@ -27,16 +27,16 @@ def emit_scatter_updates(kernel: ScatterUpdates, dialect: Dialect) -> Emission:
     out.let("uint", "f", f"(uint)workgroup * {THREADS}u + (uint)tid")
     out.return_if(f"f >= {count}u")
     # the largest numbers first, so that the others need not be written
-    decode(s, nest, order, f"({count - 1}u - f)" if kernel.stage == "latest" else "f")
+    decode(s, nest, order, f"({count - 1}u - f)" if kernel.computes == "latest" else "f")
     register = kind_of(step.value.dtype)
     out.let(register, "update", s.text(step.value, register))
     out.let("int64_t", "place", s.address(step.target))
     to = f"{function.pointer(~0)} + place"
-    if kernel.stage == "integers":
+    if kernel.computes == "integers":
         out.call("atomic_add", to, "update")
-    elif kernel.stage == "latest":
+    elif kernel.computes == "latest":
         out.call("raise_number", to, "update")
-    elif kernel.stage == "magnitudes":
+    elif kernel.computes == "magnitudes":
         crowded = str(count >= CROWD * math.prod(kernel.outputs[0].shape)).lower()
         out.call(f"raise_magnitude<{crowded}>", to, "update")
     else:

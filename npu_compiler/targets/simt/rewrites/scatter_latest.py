@@ -46,7 +46,7 @@ def _split(schedule: Schedule, k: Loops, base: Operand) -> list[Kernel]:
     for d, n in enumerate(domain):
         number = number * n + expr.index(d)
     body = replace(k.body, stages=(replace(stage, expr=(number + 1).cast("int32")),), serial=False)
-    find = recast(k, ScatterUpdates, inputs=(*k.inputs, latest), outputs=(latest,), body=body, stage="latest")
+    find = recast(k, ScatterUpdates, inputs=(*k.inputs, latest), outputs=(latest,), body=body, computes="latest")
     return [zeros(k, latest), find, _result(k, latest, base)]
 
 

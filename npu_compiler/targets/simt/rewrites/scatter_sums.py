@@ -57,16 +57,16 @@ def _split(schedule: Schedule, k: Loops) -> list[Kernel]:
     body = replace(body, stages=(replace(body.stages[0], expr=update),), serial=False)
     inputs = k.inputs[:-1]
     if out.dtype != "float32":
-        return [recast(k, ScatterUpdates, body=body, stage="integers")]
+        return [recast(k, ScatterUpdates, body=body, computes="integers")]
     if math.prod(out.shape) > MAX_PLACES * math.prod(body.domain):
         return [k]
     bits = in_order.bit_length()
     magnitudes, sums = (schedule.memory(t, out.shape, f"{k.label}_sums") for t in ("int32", "int64"))
     magnitude = recast(
-        k, ScatterUpdates, inputs=(*inputs, magnitudes), outputs=(magnitudes,), body=body, stage="magnitudes"
+        k, ScatterUpdates, inputs=(*inputs, magnitudes), outputs=(magnitudes,), body=body, computes="magnitudes"
     )
     fixed = replace(
-        magnitude, inputs=(*inputs, magnitudes, sums), outputs=(sums,), stage="fixed_point", carry_bits=bits
+        magnitude, inputs=(*inputs, magnitudes, sums), outputs=(sums,), computes="fixed_point", carry_bits=bits
     )
     result = recast(k, ScatterResult, inputs=(magnitudes, sums, out), flops=0, carry_bits=bits)
     return [zeros(k, magnitudes, sums), magnitude, fixed, result]
