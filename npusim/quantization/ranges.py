@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-METHODS = ("minmax", "mse", "percentile")
 LEVELS = 255
 _SAMPLE = 1 << 14  # values kept of a tensor of one input
 _STEPS = 60  # ranges that `mse` tries, down to 40% of the whole one
@@ -56,7 +55,7 @@ class Observed:
         self.samples.append(flat[:: max(1, flat.size // _SAMPLE)].astype(np.float32))
 
     def affine(self, method: str) -> Affine:
-        """Return scale and zero point by a method of :data:`METHODS`."""
+        """Return scale and zero point by a method of :data:`npusim.quantization.METHODS`."""
         if method == "minmax" or not self.samples:
             return Affine.of(self.low, self.high)
         x = np.concatenate(self.samples)

@@ -18,7 +18,7 @@ def run(args: argparse.Namespace) -> Result:
         import shtab
     except ImportError:
         raise InputError("completion needs the package shtab: pip install 'npusim[cli]'") from None
-    from ..cli import parser
+    from ..parser import parser
 
     top = parser()
     for action in _actions(top):

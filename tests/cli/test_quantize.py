@@ -12,7 +12,8 @@ pytest.importorskip("torch")
 import torch
 
 from npusim import cli
-from npusim.quantization.ranges import METHODS, Affine, Observed
+from npusim.quantization import METHODS
+from npusim.quantization.ranges import Affine, Observed
 
 from ..support.quantised import small_network
 
