@@ -14,7 +14,7 @@ from ..simt.lang.dialect import Dialect
 from ..simt.lang.emission import Emission
 from ..simt.lang.function import Function, Members
 from .devices import CUDADevice
-from .tile_selection import Plan, candidates, device_of, registers
+from .tile_selection import Plan, Problem, candidates, device_of, registers
 from .tma_epilogue import residual_of, supports_tma_store
 from .tma_gemm import Operands, TmaGemm, supports_tma, tile_k, without_stride
 
@@ -58,7 +58,7 @@ def _plans(last: Conv2d, device: CUDADevice) -> Iterator[Plan]:
     units, kind, size = in_units(last), operand_type(last), dtypes.DTYPES[last.outputs[0].dtype].size
     assert units is not None and kind is not None
     one = device.with_units(1)  # no narrow tiles
-    for plan in candidates(product_of(units), tile_k(last), False, size, one, columns=kind.columns):
+    for plan in candidates(Problem(product_of(units), tile_k(last), size=size, columns=kind.columns), one):
         if plan.tma_store and registers(plan.m, plan.n, plan.blocks_per_sm, True) <= device.registers:
             yield plan
 

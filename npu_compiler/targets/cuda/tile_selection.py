@@ -14,7 +14,7 @@ from ..simt.kernels.gemm import Product, product_of
 from ..simt.kernels.operand_types import in_units, operand_type
 from ..simt.lang.dialect import SUBGROUP, Dialect
 from ..simt.lang.function import blocks
-from .devices import CUDADevice
+from .devices import CUDADevice, TMACosts
 
 WIDTHS = 64, 128, 192, 256  # columns of a tile
 ONE_TILE = 32, 48, 56, 96, 144  # further widths, if each thread block has one tile
@@ -89,23 +89,6 @@ def device_of(dialect: Dialect) -> CUDADevice:
     return dialect.device
 
 
-def choose(kernel: Gemm | Conv2d, step: int, tiles: bool, dialect: Dialect) -> Plan:
-    """Return the fastest plan of a product according to :func:`cost`. ``step``: units of a stage along K. ``tiles``:
-    whether TMA can store the results."""
-    product, kind, device = in_units(kernel), operand_type(kernel), device_of(dialect)
-    assert product is not None and kind is not None
-    p, out = product_of(product), kernel.outputs[0]
-    residual = len(kernel.inputs) > kernel.rhs + 1 and _has_residual(kernel)
-    touched = [kernel.inputs[0], kernel.weight, out, *[out] * residual]
-    units = sum(math.prod(o.shape) * dtypes.DTYPES[o.dtype].size for o in touched) // 2
-    size = dtypes.DTYPES[out.dtype].size if tiles else 0
-    columns = N_MAJOR_COLUMNS if kernel.n_major else kind.columns
-    return min(
-        candidates(p, step, residual, size, device, min(len(kernel.outputs), 2), columns, bool(kind.format)),
-        key=lambda plan: (cost(p, plan, step, residual, units, device, size), plan.prefetch and plan.n > 64),
-    )
-
-
 class Codes(NamedTuple):
     """Weights that warps decode: ``nbytes`` of them, ``column`` bytes of shared memory for a column in a stage, the
     ``copiers`` that copy these there, the warps of a ``team``, which decodes a stage, and the ``cost`` of a column in a
@@ -122,6 +105,45 @@ class Codes(NamedTuple):
         return blocks(stages, self.copiers) * self.copiers
 
 
+@dataclass(frozen=True)
+class Problem:
+    """A product for which tiles are chosen.
+
+    ``product``: its sizes. ``step``: units of two bytes of a stage along K. ``residual``: whether the epilogue reads
+    one. ``size``: bytes of a result; 0: TMA cannot store them. ``outputs``: their number. ``columns``: widths are
+    multiples of it. ``scaled``: columns have scales. ``codes``: of the right operand, if warps decode it. ``units``:
+    units of two bytes of memory that it accesses at least.
+    """
+
+    product: Product
+    step: int
+    residual: bool = False
+    size: int = 0
+    outputs: int = 1
+    columns: int = 8
+    scaled: bool = False
+    codes: Codes | None = None
+    units: int = 0
+
+
+def choose(kernel: Gemm | Conv2d, step: int, tiles: bool, dialect: Dialect) -> Plan:
+    """Return the fastest plan of a product according to :func:`cost`. ``step``: units of a stage along K. ``tiles``:
+    whether TMA can store the results."""
+    product, kind, device = in_units(kernel), operand_type(kernel), device_of(dialect)
+    assert product is not None and kind is not None
+    out, residual = kernel.outputs[0], _has_residual(kernel)
+    touched = [kernel.inputs[0], kernel.weight, out, *[out] * residual]
+    problem = Problem(
+        product_of(product), step, residual, dtypes.DTYPES[out.dtype].size if tiles else 0,
+        min(len(kernel.outputs), 2), N_MAJOR_COLUMNS if kernel.n_major else kind.columns, bool(kind.format),
+        units=sum(math.prod(o.shape) * dtypes.DTYPES[o.dtype].size for o in touched) // 2,
+    )  # fmt: skip
+    return min(
+        candidates(problem, device),
+        key=lambda plan: (cost(problem, plan, device), plan.prefetch and plan.n > 64),
+    )
+
+
 def decoders(plan: Plan, codes: Codes) -> int:
     """Return the warps that decode weights: as many teams as fit, each with a stage of its own."""
     warps = DECODED_WARPS - plan.m // 64 * 4 - codes.copiers - 1
@@ -130,19 +152,19 @@ def decoders(plan: Plan, codes: Codes) -> int:
 
 def choose_decoded(kernel: Gemm, codes: Codes, dialect: Dialect) -> Plan | None:
     """Return the fastest plan of a product whose right operand warps decode, or None."""
-    p, out, device = product_of(kernel), kernel.outputs[0], device_of(dialect)
-    residual = len(kernel.inputs) > kernel.rhs + 1 and _has_residual(kernel)
+    out, device, residual = kernel.outputs[0], device_of(dialect), _has_residual(kernel)
     size = dtypes.DTYPES[out.dtype].size
     touched = math.prod(out.shape) * size * (1 + residual) + math.prod(kernel.inputs[0].shape) * 2 + codes.nbytes
+    problem = Problem(
+        product_of(kernel), DECODED_STEP, residual, outputs=min(len(kernel.outputs), 2), codes=codes, units=touched // 2
+    )
 
     def fits(plan: Plan) -> bool:
         registers = device.registers // (DECODED_WARPS * SUBGROUP)
         return plan.blocks_per_sm == 1 and plan.n // 2 + 40 + plan.prefetch * plan.n // 4 <= registers
 
-    found = candidates(p, DECODED_STEP, residual, 0, device, min(len(kernel.outputs), 2), codes=codes)
-    plans = filter(fits, found)
-    times = ((cost(p, x, DECODED_STEP, residual, touched // 2, device, codes=codes), x) for x in plans)
-    return min(times, key=lambda t: t[0], default=(0.0, None))[1]
+    plans = filter(fits, candidates(problem, device))
+    return min(plans, key=lambda plan: cost(problem, plan, device), default=None)
 
 
 def _has_residual(kernel: Gemm | Conv2d) -> bool:
@@ -151,45 +173,55 @@ def _has_residual(kernel: Gemm | Conv2d) -> bool:
     return any(len(o.shape) > 1 and o.shape[:2] == kernel.outputs[0].shape[:2] for o in read)
 
 
-def candidates(
-    p: Product, step: int, residual: bool, size: int, device: CUDADevice, outputs: int = 1, columns: int = 8,
-    scaled: bool = False, codes: Codes | None = None,
-) -> Iterator[Plan]:  # fmt: skip
-    """Yield the plans that fit the device. ``step``: units of a stage along K. ``residual``: whether the epilogue reads
-    one. ``size``: bytes of a result; 0: TMA cannot store them. ``outputs``: their number. ``columns``: widths are
-    multiples of it. ``scaled``: columns have scales. ``codes``: of the right operand, if warps decode it."""
+def candidates(problem: Problem, device: CUDADevice) -> Iterator[Plan]:
+    """Yield the plans that fit the device."""
+    splits = [(1, n) for n in (1, 2, 3, 4)] + [(size, 1) for size, at_once in device.clusters if at_once]
     for m in (64, 128):
-        for n in _widths(p, m, device.units, columns):
-            for splits in (1, *(size for size, blocks_at_once in device.clusters if blocks_at_once)):
-                for blocks_per_sm in (1, 2, 3, 4) if splits == 1 else (1,):
-                    room = device.shared_per_unit // blocks_per_sm - GROUP_EXTRA
-                    room -= split_floats(m, n) * 4 if splits > 1 else 0
-                    room -= column_scale_floats(m, n) * 4 if scaled else 0
-                    stage = (m + n) * step * 2
-                    if codes:
-                        room -= codes.column * n * (codes.copiers - 1)
-                        stage += codes.column * n
-                    stages = min(room // stage, MAX_STAGES)
-                    fits = splits == 1 or blocks(p.k, step) >= 2 * splits
-                    tma_store = size > 0 and splits == 1 and n % 64 == 0 and p.n % n == 0
-                    results = result_stages(m, n, step, size, outputs) if tma_store else 0
-                    if outputs > 1 or step < 64:
-                        tma_store = tma_store and 0 < results < stages - 1
-                    fits = fits and (not tma_store or stages > results + 1)
-                    prefetch = residual and n <= 128 and splits == 1 and not tma_store
-                    fits = fits and (blocks_per_sm < 4 or not prefetch)  # two blocks with more rows measured faster
-                    promoted = MAX_TERMS // (2 * step) if scaled and 2 * p.k // splits > LONG_SUM else 0
-                    one = (m, splits, blocks_per_sm) == (128, 1, 1) and n + 40 <= MOST_REGISTERS
-                    plan = Plan(m, n, stages, splits, blocks_per_sm, prefetch, tma_store, promoted)
-                    if promoted:
-                        fits = fits and one and not prefetch
-                    elif registers(m, n, blocks_per_sm, prefetch) > device.registers:
-                        fits = False
-                    many = blocks(p.m, m) * blocks(p.n, n) * p.batch > device.units
-                    long = blocks(p.k, step) >= plan.store_parts(p.products)
-                    plain = not (residual or promoted or tma_store or codes) and outputs == 1
-                    if stages > 2 and fits:
-                        yield replace(plan, overlap=one and many and long and plain)
+        for n in _widths(problem.product, m, device.units, problem.columns):
+            for split, blocks_per_sm in splits:
+                plan = _plan(problem, device, m, n, split, blocks_per_sm)
+                if plan is not None:
+                    yield plan
+
+
+def _plan(problem: Problem, device: CUDADevice, m: int, n: int, splits: int, blocks_per_sm: int) -> Plan | None:
+    """Return the plan with these sizes, or None if it does not fit, or if another one is always faster."""
+    p, step = problem.product, problem.step
+    stages = _stages(problem, device, m, n, splits, blocks_per_sm)
+    tma_store = problem.size > 0 and splits == 1 and n % 64 == 0 and p.n % n == 0
+    results = result_stages(m, n, step, problem.size, problem.outputs) if tma_store else 0
+    if problem.outputs > 1 or step < 64:
+        tma_store = tma_store and 0 < results < stages - 1
+    prefetch = problem.residual and n <= 128 and splits == 1 and not tma_store
+    promoted = MAX_TERMS // (2 * step) if problem.scaled and 2 * p.k // splits > LONG_SUM else 0
+    one = (m, splits, blocks_per_sm) == (128, 1, 1) and n + 40 <= MOST_REGISTERS
+    if stages <= 2 or (splits > 1 and blocks(p.k, step) < 2 * splits):
+        return None
+    if tma_store and stages <= results + 1:
+        return None
+    if blocks_per_sm == 4 and prefetch:  # two blocks with more rows measured faster
+        return None
+    if promoted and (not one or prefetch):
+        return None
+    if not promoted and registers(m, n, blocks_per_sm, prefetch) > device.registers:
+        return None
+    plan = Plan(m, n, stages, splits, blocks_per_sm, prefetch, tma_store, promoted)
+    many = blocks(p.m, m) * blocks(p.n, n) * p.batch > device.units
+    long = blocks(p.k, step) >= plan.store_parts(p.products)
+    plain = not (problem.residual or promoted or tma_store or problem.codes) and problem.outputs == 1
+    return replace(plan, overlap=one and many and long and plain)
+
+
+def _stages(problem: Problem, device: CUDADevice, m: int, n: int, splits: int, blocks_per_sm: int) -> int:
+    """Return the stages for which each of ``blocks_per_sm`` thread blocks has shared memory."""
+    room = device.shared_per_unit // blocks_per_sm - GROUP_EXTRA
+    room -= split_floats(m, n) * 4 if splits > 1 else 0
+    room -= column_scale_floats(m, n) * 4 if problem.scaled else 0
+    stage = (m + n) * problem.step * 2
+    if problem.codes:
+        room -= problem.codes.column * n * (problem.codes.copiers - 1)
+        stage += problem.codes.column * n
+    return min(room // stage, MAX_STAGES)
 
 
 def _widths(p: Product, m: int, units: int, columns: int) -> list[int]:
@@ -206,43 +238,47 @@ def registers(m: int, n: int, blocks_per_sm: int, prefetch: bool) -> int:
     return (n // 2 + (n // 4 if prefetch else 0) + 40) * blocks(warps, 4) * 4 * SUBGROUP
 
 
-def cost(
-    p: Product, plan: Plan, step: int, residual: bool, units: int, device: CUDADevice, size: int = 2,
-    codes: Codes | None = None,
-) -> float:  # fmt: skip
-    """Return the estimated time in microseconds of a product that accesses at least ``units`` units of two bytes.
-    ``size``: bytes of a result. ``codes``: of the right operand, if warps decode it."""
-    steps = blocks(blocks(p.k, step), plan.splits)
-    thread_blocks = blocks(p.m, plan.m) * blocks(p.n, plan.n) * p.batch * plan.splits
-    c = device.tma
+def cost(problem: Problem, plan: Plan, device: CUDADevice) -> float:
+    """Return the estimated time of a product in microseconds."""
+    p, c = problem.product, device.tma
     assert c is not None
+    thread_blocks = blocks(p.m, plan.m) * blocks(p.n, plan.n) * p.batch * plan.splits
     at_once = dict(device.clusters)[plan.splits] if plan.splits > 1 else device.units * plan.blocks_per_sm
-    results = plan.m * plan.n
-    # with few rows, the bandwidth is limited by the bytes in flight: those of the rings
-    column = codes.column if codes else step * 2  # bytes in a stage
-    streamed = min(thread_blocks, at_once) * plan.stages * plan.n * column / blocks(p.m, plan.m) / c.latency
-    rate = min(c.bandwidth, streamed) if p.m <= 2 * plan.m else c.bandwidth
-    narrow = c.narrow if plan.n <= 64 else 1 + 0.4 * (c.narrow - 1) if plan.n < 128 else 1.0
-    multiply = steps * step / 64 * plan.m * max(plan.n, 64) * c.multiply * narrow
-    load = steps * step / 64 * (plan.m + plan.n) * c.load
-    late = 1 if plan.prefetch else 3
-    one, other, tile = c.result, c.residual * late, c.tile
-    if plan.tma_store:
-        one, other, tile = c.tma_result, c.tma_residual, c.tma_tile
-    if plan.tma_store and size == 1:
-        one, other, tile = c.byte_result, c.byte_residual, 0.0
-    store = results / plan.splits * (one + (other if residual else 0)) / p.products
-    store += c.byte_tile if plan.tma_store and size == 1 else 0.0
+    loop, store, tile = _loop_cost(problem, plan, c), *_store_cost(problem, plan, c)
     together = min(plan.blocks_per_sm, blocks(thread_blocks, device.units))
-    loop = max(multiply, load, steps * plan.n * codes.cost if codes else 0.0)
-    alone = loop + store + tile
-    work = blocks(thread_blocks, at_once) * max(alone, together * max(loop, store))
-    if plan.tma_store and size == 1:
-        work = blocks(thread_blocks, at_once) * (together * max(loop, store) + c.byte_serial * min(loop, store))
+    waves, results = blocks(thread_blocks, at_once), plan.m * plan.n
+    work = waves * max(loop + store + tile, together * max(loop, store))
+    if plan.tma_store and problem.size == 1:
+        work = waves * (together * max(loop, store) + c.byte_serial * min(loop, store))
     elif plan.tma_store and thread_blocks <= at_once:
         work += results * c.tma_last
     elif plan.overlap:
-        work = blocks(thread_blocks, at_once) * (max(loop, store) + tile / 4) + store + tile
+        work = waves * (max(loop, store) + tile / 4) + store + tile
     if plan.splits > 1:
         work += results * c.part + dict(c.cluster)[plan.splits]
-    return max(work, 2 * units / rate + c.start) + 0.05 * work + c.launch
+    # with few rows, the bandwidth is limited by the bytes in flight: those of the rings
+    column = problem.codes.column if problem.codes else problem.step * 2  # bytes in a stage
+    streamed = min(thread_blocks, at_once) * plan.stages * plan.n * column / blocks(p.m, plan.m) / c.latency
+    rate = min(c.bandwidth, streamed) if p.m <= 2 * plan.m else c.bandwidth
+    return max(work, 2 * problem.units / rate + c.start) + 0.05 * work + c.launch
+
+
+def _loop_cost(problem: Problem, plan: Plan, c: TMACosts) -> float:
+    """Return the microseconds of a tile's main loop."""
+    steps = blocks(blocks(problem.product.k, problem.step), plan.splits)
+    narrow = c.narrow if plan.n <= 64 else 1 + 0.4 * (c.narrow - 1) if plan.n < 128 else 1.0
+    multiply = steps * problem.step / 64 * plan.m * max(plan.n, 64) * c.multiply * narrow
+    load = steps * problem.step / 64 * (plan.m + plan.n) * c.load
+    return max(multiply, load, steps * plan.n * problem.codes.cost if problem.codes else 0.0)
+
+
+def _store_cost(problem: Problem, plan: Plan, c: TMACosts) -> tuple[float, float]:
+    """Return the microseconds of storing a tile's results, and those of a tile whatever its size."""
+    late = 1 if plan.prefetch else 3
+    one, residual, tile, fixed = c.result, c.residual * late, c.tile, 0.0
+    if plan.tma_store and problem.size == 1:
+        one, residual, tile, fixed = c.byte_result, c.byte_residual, 0.0, c.byte_tile
+    elif plan.tma_store:
+        one, residual, tile = c.tma_result, c.tma_residual, c.tma_tile
+    each = one + (residual if problem.residual else 0)
+    return plan.m * plan.n / plan.splits * each / problem.product.products + fixed, tile
