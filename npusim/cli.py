@@ -19,8 +19,9 @@ from .parser import INTERNAL, OK, POLICY, SCHEMA_VERSION, USER_ERROR, Parser, pa
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command with the arguments ``argv`` (default: ``sys.argv[1:]``) and return the exit status."""
-    if sys.stdout is None:  # closed by the caller
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # closed by the caller
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     top = parser()
     Parser.as_json = "--json" in (sys.argv[1:] if argv is None else argv)
     args, unknown = top.parse_known_args(argv)

@@ -38,6 +38,8 @@ def save_program(
     import safetensors.numpy
 
     target = Path(path)
+    if target.name in ("", ".."):
+        raise ArtifactError(f"{path}: it is a directory; name the file to write")
     target = target if target.suffix == ".npubin" else target.with_name(f"{target.name}.npubin")
     beside = weights_beside(target)
     source = open_weights(weights)

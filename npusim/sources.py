@@ -50,8 +50,10 @@ def read_model(name: str, batch: int) -> tuple[IRGraph, Mapping[str, np.ndarray]
 
     if is_python_name(name):
         return _from_python(name)
-    if not Path(name).exists():
-        raise InputError(f"{name}: there is no such file, and no built-in model of that name: {', '.join(BUILTINS)}")
+    if not os.path.exists(name):  # also False for a name that is too long for a file
+        raise InputError(
+            f"{name:.200}: there is no such file, and no built-in model of that name: {', '.join(BUILTINS)}"
+        )
     if Path(name).suffix in (".pt2", ".pt", ".pth", ".bin", ".ckpt"):
         return (*_read_exported(name), None)
     if Path(name).suffix == ".npubin":
@@ -105,7 +107,7 @@ def is_language_model(model: str) -> bool:
     path = Path(model)
     if path.suffix == ".npubin":
         return companions(path)[1].exists()
-    if path.exists() or path.suffix == ".gguf":
+    if os.path.exists(path) or path.suffix == ".gguf":
         return path.suffix == ".gguf" or path.is_dir()
     llm_weights.register()
     return is_registered(model) or is_hub_id(model)

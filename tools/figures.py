@@ -184,7 +184,7 @@ def memory_plan() -> str:
     life = lifetimes(schedule.kernels)
     for id in in_place(schedule.kernels):  # drawn from the step after the residual, whose place it takes
         life[id] = (life[id][0] + 1, life[id][1])
-    phases, size = schedule.kernels[-1].phase + 1, schedule.arena_bytes
+    phases, size = schedule.kernels[-1].barrier_group + 1, schedule.arena_bytes
     left, top, width, height = 84.0, 34.0, 720.0, 260.0
     column = width / phases
     head = f"ResNet-18, float16, batch 1: {len(life)} buffers in an arena of {size / 1e6:.2f} MB"

@@ -13,6 +13,7 @@ Ranges = Mapping[int, tuple[int, int]]  # inclusive bounds of each iteration ind
 
 MAX_QUOTIENTS = 4  # of a division that is split into one case each
 INT32 = (-(2**31), 2**31 - 1)  # inclusive bounds of the type
+INT64 = (-(2**63), 2**63 - 1)
 COMPARISONS = frozenset(("lt", "le", "gt", "ge", "eq", "ne"))
 
 
@@ -27,8 +28,8 @@ class Affine:
         """Return ``self + factor * other``."""
         terms = dict(self.terms)
         for t, c in other.terms.items():
-            terms[t] = terms.get(t, 0) + factor * c
-        return Affine({t: c for t, c in terms.items() if c}, self.const + factor * other.const)
+            terms[t] = _wrapped(terms.get(t, 0) + factor * c)
+        return Affine({t: c for t, c in terms.items() if c}, _wrapped(self.const + factor * other.const))
 
     def coefficient(self, dim: int) -> int:
         """Return the coefficient of iteration index ``dim``; 0 if it does not occur."""
@@ -50,8 +51,14 @@ class Affine:
         return total
 
 
+def _wrapped(n: int) -> int:
+    """Return ``n`` as int64 arithmetic computes it, modulo 2^64."""
+    return n if INT64[0] <= n <= INT64[1] else (n - INT64[0]) % 2**64 + INT64[0]
+
+
 def affine(e: Expr) -> Affine:
-    """Return the affine form of an int64 expression; a non-affine expression is its own single term."""
+    """Return the affine form of an int64 expression; a non-affine expression is its own single term. Both are equal
+    modulo 2^64, so a proof about the form is one about the expression only if :func:`exact` is true."""
     form = e._affine
     if form is None:
         form = _affine(e)
@@ -76,7 +83,19 @@ def _affine(e: Expr) -> Affine:
 
 
 def interval(e: Expr, ranges: Ranges) -> tuple[int, int] | None:
-    """Return inclusive bounds of an int64 expression over ``ranges``, or None if it depends on data."""
+    """Return inclusive bounds of an int64 expression over ``ranges``, or None if it depends on data, or may leave the
+    range of the type: it wraps around then."""
+    bound = _interval(e, ranges)
+    return bound if bound is not None and INT64[0] <= bound[0] and bound[1] <= INT64[1] else None
+
+
+def exact(e: Expr, ranges: Ranges) -> bool:
+    """Whether the affine form of an int64 expression has its value, because nothing wraps around: it is bounded, or its
+    own term."""
+    return e in affine(e).terms or interval(e, ranges) is not None
+
+
+def _interval(e: Expr, ranges: Ranges) -> tuple[int, int] | None:
     if e.op in ("const", "index"):
         return (e.value, e.value) if e.op == "const" else ranges[e.value]
     if e.op in ("add", "sub", "mul", "neg"):
@@ -162,7 +181,7 @@ def _combine(op: str, a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]
 
 
 def difference(e: Expr) -> Affine:
-    """Return left side minus right side of an int64 comparison."""
+    """Return left side minus right side of an int64 comparison, minimum or maximum."""
     return affine(e.args[0]).plus(affine(e.args[1]), -1)
 
 
@@ -186,7 +205,7 @@ def simplify(e: Expr, ranges: Ranges) -> Expr:
         if x.op == "not" and x.dtype == "bool" and x.args[0].op == "const":
             return const(not x.args[0].value, "bool")
         if x.op in COMPARISONS and x.args[0].dtype == "int64":
-            bound = interval(difference(x).build(), ranges)
+            bound = _difference_interval(x, ranges)
             known = bound and _decide(x.op, *bound)
             return const(known, "bool") if known is not None else None
         if x.op == "abs" and x.dtype == "int64":
@@ -198,12 +217,17 @@ def simplify(e: Expr, ranges: Ranges) -> Expr:
         if x.op in ("floordiv", "remainder", "idiv", "fmod"):
             return _divide(x, ranges)
         if x.op in ("minimum", "maximum"):
-            bound = interval((x.args[0] - x.args[1]), ranges)
+            bound = _difference_interval(x, ranges)
             if bound and (bound[1] <= 0 or bound[0] >= 0):
                 return x.args[(x.op == "minimum") != (bound[1] <= 0)]
         return affine(x).build() if x.op in ("add", "sub", "mul", "neg") else None
 
     return expr.rewrite(e, step)
+
+
+def _difference_interval(x: Expr, ranges: Ranges) -> tuple[int, int] | None:
+    """Return bounds of the left side minus the right side of ``x``, or None if they are unknown or a side may wrap."""
+    return interval(difference(x).build(), ranges) if all(exact(a, ranges) for a in x.args) else None
 
 
 def _fold_logic(x: Expr) -> Expr | None:
@@ -214,14 +238,14 @@ def _fold_logic(x: Expr) -> Expr | None:
 
 
 def _divide(x: Expr, ranges: Ranges) -> Expr | None:
-    """Apply (a k + r) // k = a + q and (a k + r) % k = r - q k where q k <= r < (q + 1) k."""
+    """Apply (a k + r) // k = a + q and (a k + r) % k = r - q k where q k <= r < (q + 1) k, unless a k + r may wrap."""
     k = x.args[1].value if x.args[1].op == "const" else 0
     bound = interval(x.args[0], ranges)
     if x.op in ("idiv", "fmod"):  # equal to floordiv and remainder from 0 on
         if k <= 0 or bound is None or bound[0] < 0:
             return None
         x = Expr("floordiv" if x.op == "idiv" else "remainder", "int64", x.args)
-    if k <= 0:
+    if k <= 0 or not exact(x.args[0], ranges):
         return None
     whole, rest = divide_affine(affine(x.args[0]), k)
     low_high = interval(rest.build(), ranges)

@@ -200,7 +200,7 @@ def arange_from(graph: Graph, start: Scalar, end: Scalar, step: Scalar = 1, *, d
     samples=(
         S(0, 1, 5),
         S(-2.5, 7, 10),
-        S(3, 3, 1),
+        S(-3, 11, 1),
         S(0, 9, 4, dtype="int64"),
         S(1, 0, 0),
         S(0, 1, 7, dtype="float16"),
@@ -208,8 +208,9 @@ def arange_from(graph: Graph, start: Scalar, end: Scalar, step: Scalar = 1, *, d
     dtypes=ONCE,
 )
 def linspace(graph: Graph, start: Scalar, end: Scalar, steps: int, *, dtype: str | None = None) -> Value:
-    """Evenly spaced from both ends, so that both are met exactly."""
+    """Evenly spaced from both ends, so that both are met exactly; a single one is the start."""
     step = (end - start) / (steps - 1) if steps > 1 else 0.0
+    end = end if steps > 1 else start
     low = index(0).cast("float64") * step + float(start)
     high = float(end) - (steps - 1 - index(0)).cast("float64") * step
     return graph.elementwise((steps,), [], where(index(0) < steps // 2, low, high).cast(dt.parse(dtype or "float32")))

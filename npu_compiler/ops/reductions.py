@@ -174,6 +174,17 @@ def moments(x: Value, axes: Sequence[int], correction: Scalar = 0) -> tuple[Valu
     return (d * d).sum(axes) / float(max(n - correction, 0)), m
 
 
+def _spread(x: Value, axes: Sequence[int], correction: Scalar) -> tuple[Value, Value]:
+    """Return variance and mean like :func:`moments`, without the error that the rounding of the mean makes: it shows
+    if the mean is much larger than the spread."""
+    n = math.prod(x.shape[a] for a in axes)
+    m = x.mean(axes)
+    d = x - m
+    rest = d.sum(axes)
+    squares = (d * d).sum(axes) - rest * rest / float(max(n, 1))
+    return squares / float(max(n - correction, 0)), m
+
+
 SPREAD = (S(t(3, 5)), S(t(2, 3, 4, layout="transposed")), S(t(3, 5), False), S(t(1)))
 SPREAD_DIM = (*DIMS, *NO_DIM, S(t(3, 5), [1], False), S(t(2, 3, 4), [0, -1], True, True), S(t(3, 1), [1]))
 SPREAD_CORRECTION = (
@@ -194,7 +205,7 @@ def declare_spread(name: str, results: Callable[[Value, Value], tuple[Value, ...
     ) -> Value | tuple[Value, ...]:
         """Variance or standard deviation (and mean), divided by n - correction; 1 is the default."""
         axes = axes_of(dim, self.rank)
-        out = results(*moments(self, axes, int(unbiased) if correction is None else correction))
+        out = results(*_spread(real(self), axes, int(unbiased) if correction is None else correction))
         return tuple(drop_axes(v, axes, keepdim) for v in out)
 
     lowers(f"aten.{name}.default", samples=SPREAD)(spread)

@@ -35,9 +35,9 @@ class _Position:
         scaled, middle = g * ((n - 1 if align else n) / 2), (n - 1) / 2
         p = straight = scaled + middle  # rounds less than (g + 1) n / 2
         if padding != ZEROS:
-            p = where(fn("isnan")(p), const(0.0, p.dtype), p)
             if padding == REFLECTION:
                 p = _reflected(p, n, align)
+            p = where(fn("isnan")(p), const(0.0, p.dtype), p)  # an infinite one has no reflection either
             p = fn("minimum")(fn("maximum")(p, const(0.0, p.dtype)), const(float(n - 1), p.dtype))
         self.point, self.whole = p, fn("floor")(p)
         self.share = where(fn("eq")(p, straight), scaled + (middle - self.whole), p - self.whole)

@@ -44,12 +44,16 @@ def write_together(files: Mapping[Path, bytes]) -> None:
 @contextlib.contextmanager
 def atomic_file(path: str | os.PathLike[str], mode: int = 0o666, sync: bool = True) -> Iterator[BinaryIO]:
     """Yield a file to write that replaces ``path`` at the end of the block. If the block raises, ``path`` is unchanged.
-    Raises ``OSError``.
+    A symbolic link stays; the file that it leads to is replaced. Raises ``OSError``, also if there is a device or
+    another thing that is not a regular file.
 
     ``mode``: permissions, before the umask. ``sync``: wait for the disk before the file is renamed to ``path``.
     Temporary files of earlier writers of ``path`` that were killed are removed.
     """
-    target = Path(path)
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        kind = errno.EISDIR if target.is_dir() else errno.EINVAL
+        raise OSError(kind, os.strerror(kind) if target.is_dir() else "it exists and is not a regular file", str(path))
     prefix = f".{target.name[:_SHOWN]}."
     temporary = target.parent / f"{prefix}{os.getpid()}.{secrets.token_hex(6)}.tmp"
     # Not tempfile: its files have mode 0600, and reading the umask sets it to 0 for a moment in the whole process.

@@ -13,6 +13,7 @@ from npu_compiler.mixed.compile import assemble
 from npu_compiler.partitioning.explain import explain
 from npu_compiler.partitioning.plan import PartitionPlan
 from npu_compiler.support.dtypes import storage_dtype
+from npu_compiler.support.errors import InputError
 from npu_compiler.support.host_arrays import is_torch, to_torch
 from npu_compiler.support.numbers import whole_number
 from npu_compiler.support.text import html_table, si, tensor_text
@@ -136,7 +137,10 @@ class Model:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         chosen = self._first
         leaves = chosen.signature.leaves(args, kwargs)
-        shapes = [v.shape for v in leaves]
+        try:
+            shapes = [v.shape for v in leaves]
+        except RuntimeError as error:  # a nested tensor
+            raise InputError(f"an input has no shape: {str(error).splitlines()[0]}") from None
         if shapes != self._shapes:
             chosen = self._by_shape.select(shapes, args, kwargs, leaves)
         outputs = chosen.executor.execute_ordered(leaves)

@@ -454,3 +454,22 @@ def test_a_model_without_ops_needs_no_pytorch(capsys: pytest.CaptureFixture[str]
     torch.export.save(torch.export.export(torch.nn.Identity(), (torch.zeros(1, 2),)), tmp_path / "same.pt2")
     assert cli.main(["compile", str(tmp_path / "same.pt2"), "-o", str(tmp_path / "same.npubin")]) == 0
     assert "PyTorch" not in capsys.readouterr().out
+
+
+def test_outputs_that_are_no_files(model: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert cli.main(["compile", str(model), "-o", "."]) == 1
+    assert "directory" in capsys.readouterr().err
+    real, link = tmp_path / "real.npubin", tmp_path / "link.npubin"
+    link.symlink_to(real)
+    assert cli.main(["compile", str(model), "-o", str(link), "-q"]) == 0 and link.is_symlink() and real.exists()
+    os.mkfifo(tmp_path / "pipe.npubin")
+    assert cli.main(["compile", str(model), "-o", str(tmp_path / "pipe.npubin"), "-q"]) == 1
+    assert "is not a regular file" in capsys.readouterr().err
+
+
+def test_names_that_are_too_long_and_closed_streams(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "x" * 5000 + ".json"]) == 1
+    assert "there is no such file" in capsys.readouterr().err
+    command = f"{sys.executable} -m npusim explain nothing.json 2>&-"
+    found = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=model.parent)
+    assert found.returncode == 1 and not found.stdout

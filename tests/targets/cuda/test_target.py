@@ -181,6 +181,9 @@ class Refusing(cuda_driver.Driver):
         self.ended += 1
         return 901
 
+    def cuGraphDestroy(self, graph: Any) -> int:
+        return 0
+
 
 def test_a_refused_launch_is_what_the_error_is_about() -> None:
     driver = Refusing()

@@ -12,7 +12,7 @@ from npu_compiler.graph.graph import Graph, Value
 from npu_compiler.passes.combine_parallel_matmul import combine_parallel_matmul
 from npu_compiler.passes.concat_to_select import concat_to_select
 from npu_compiler.pipeline import State, _run
-from npu_compiler.schedule.memory_planner import assign_phases
+from npu_compiler.schedule.memory_planner import assign_barrier_groups
 from npu_compiler.target_config import target_config
 
 
@@ -120,9 +120,9 @@ def test_kernels_share_a_phase_only_without_hazards() -> None:
     b = g.pointwise(expr.fn("exp"), x).sum([0])
     c = a.matmul(w[1])
     g.outputs = [("c", c), ("b", b)]
-    kernels = assign_phases(scheduled(g).schedule.kernels)
-    for phase in {k.phase for k in kernels}:
-        members = [k for k in kernels if k.phase == phase]
+    kernels = assign_barrier_groups(scheduled(g).schedule.kernels)
+    for phase in {k.barrier_group for k in kernels}:
+        members = [k for k in kernels if k.barrier_group == phase]
         for i, k in enumerate(members):
             written = {o.buffer.id for o in k.outputs}
             for other in members[i + 1 :]:
@@ -130,4 +130,4 @@ def test_kernels_share_a_phase_only_without_hazards() -> None:
                 assert not written & touched and not {o.buffer.id for o in k.inputs} & {
                     o.buffer.id for o in other.outputs
                 }
-    assert len({k.phase for k in kernels}) < len(kernels)
+    assert len({k.barrier_group for k in kernels}) < len(kernels)
