@@ -152,6 +152,12 @@ def const(value: Any, dtype: str) -> Expr:
     return Expr("const", dtype, (), value)
 
 
+def constant(e: Expr) -> Any:
+    """Return the value of a constant as its dtype holds it; a number that is too large is infinite, as in PyTorch."""
+    with np.errstate(over="ignore"):
+        return np.array(e.value).astype(dtypes.numpy_dtype(e.dtype)).item()
+
+
 def index(dim: int) -> Expr:
     """Return the int64 position along dim ``dim`` of the iteration domain."""
     return Expr("index", "int64", (), dim)

@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import numpy as np
-
 from ...graph import affine, expr
 from ...graph.affine import Affine
 from ...graph.expr import Expr
@@ -116,7 +114,7 @@ class Renderer(Dependences):
         """Return the literal of a constant expression in ``kind``."""
         if kind == "mask":
             return "(vi32{} - 1)" if e.value else "vi32{}"
-        text = literal(np.array(e.value).astype(dtypes.numpy_dtype(e.dtype)).item(), kind)
+        text = literal(expr.constant(e), kind)
         return f"splat<{kind}>({text})" if kind.startswith("v") else text
 
     def kind(self, e: Expr) -> str:

@@ -50,3 +50,10 @@ def test_proofs_hold_only_without_overflow() -> None:
     assert affine.simplify((i * 2) // two, ranges) is i
     assert affine.simplify((x * 2) // two, ranges).op == "floordiv"
     assert affine.affine(x * 2**62 * 4).terms == {}
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_that_are_too_large_for_their_type_are_infinite() -> None:
+    model = Called(lambda x: torch.stack([x + 1e300, x * 1e39, x - 1e300])).eval()
+    x = torch.ones(3)
+    assert torch.equal(npusim.build(model, (x,), "cpu", fallback=False)(x), model(x))

@@ -216,7 +216,7 @@ class Scalars:
             kind = kind_of(e.dtype)
             if kind == "int64_t" and INT32[0] <= e.value <= INT32[1]:
                 kind = "int"
-            return Value(literal(np.array(e.value).astype(dtypes.numpy_dtype(e.dtype)).item(), kind), kind)
+            return Value(literal(expr.constant(e), kind), kind)
         if e.op == "index":
             return Value(f"i{e.value}", "int")
         made = self._make(e)
@@ -250,7 +250,7 @@ class Scalars:
     def text(self, e: Expr, kind: str) -> str:
         """Return the C++ expression for ``e`` in register type ``kind``."""
         if e.op == "const" and e not in self.bound:
-            return literal(np.array(e.value).astype(dtypes.numpy_dtype(e.dtype)).item(), kind)
+            return literal(expr.constant(e), kind)
         return convert(self.value(e), kind)
 
     def store(self, target: Expr, value: Expr, dtype: str) -> None:
