@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import onnx_file
-from readme import ROOT, hardware, publish, results_path, stored, write_section
+from readme import ROOT, hardware, publish, results_path, stored, without_files, write_section
 from turns import ratio, summary, take_turns
 
 sys.path.insert(0, str(ROOT))
@@ -134,8 +134,10 @@ def main(argv: list[str] | None = None) -> int:
     agree = all(row["agrees"] for row in rows)
     print("results agree" if agree else "RESULTS DIFFER")
     usual = all(value == parser.get_default(name) for name, value in vars(args).items() if name != "out")
+    shown = without_files(sys.argv[1:], ("--out",))
     facts = {
-        "command": "make bench-quantised", "date": date.today().isoformat(), "hardware": hardware(),
+        "command": "make bench-quantised" + (f" ARGS='{' '.join(shown)}'" if shown else ""),
+        "date": date.today().isoformat(), "hardware": hardware(),
         "model": args.model, "batch": args.batch, "threads": args.threads,
         "versions": {p: version(p) for p in PEERS}, **found, "rows": rows,
     }  # fmt: skip
