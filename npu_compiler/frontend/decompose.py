@@ -7,7 +7,6 @@ unrolled, up to ``MAX_OPS`` ops.
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from ..ops.lower import check_node
 from ..ops.registry import find
 from ..support.errors import CaptureError
 from .arguments import describe_node, read_arguments
+from .copied import writable
 from .locations import LOCATION_KEYS
 from .own_decompositions import OWN_DECOMPOSITIONS
 from .tensors import dtype_name
@@ -64,7 +64,7 @@ def decompose(program: ExportedProgram, *, in_place: bool) -> tuple[ExportedProg
                 except _Stays as why:
                     notes[node.name] = str(why)
     if plans:
-        program = program if in_place else copy.deepcopy(program)
+        program = writable(program, in_place)
         modules = _native_graphs(program)
         for where, name, body in plans:
             node = next(n for n in modules[where].graph.nodes if n.name == name)

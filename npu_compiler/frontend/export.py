@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import io
 import logging
@@ -28,6 +27,7 @@ from ..support.errors import CaptureError
 from ..support.host_arrays import to_torch
 from .aliases import writes_strided_memory
 from .attributes import Attributes
+from .copied import writable
 from .decompose import decompose
 from .mutations import ArgumentChanges, by_key
 from .pytrees import register_caches
@@ -343,7 +343,7 @@ def _without_eval_dropout(program: ExportedProgram, in_place: bool) -> ExportedP
 
     if not any(is_identity(n) for g in graphs(program) for n in g.graph.nodes):
         return program
-    program = program if in_place else copy.deepcopy(program)
+    program = writable(program, in_place)
     for module in graphs(program):
         for node in list(module.graph.nodes):
             if is_identity(node):

@@ -6,11 +6,11 @@ PT2E keeps the zero points of weights in buffers. Only products of weights witho
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+
+from .copied import writable
 
 _OPS = (
     "quantized_decomposed.dequantize_per_channel.default",
@@ -33,7 +33,7 @@ def without_zero_points(program: ExportedProgram, in_place: bool) -> ExportedPro
 
     if not calls(program):
         return program
-    program = program if in_place else copy.deepcopy(program)
+    program = writable(program, in_place)
     for node in calls(program):
         node.update_arg(_ARGUMENT, None)
     program.graph_module.recompile()
