@@ -52,7 +52,7 @@ def read_model(name: str, batch: int) -> tuple[IRGraph, Mapping[str, np.ndarray]
         return _from_python(name)
     if not os.path.exists(name):  # also False for a name that is too long for a file
         raise InputError(
-            f"{name:.200}: there is no such file, and no built-in model of that name: {', '.join(BUILTINS)}"
+            f"{name:.200}: there is no such file, and no built-in model has that name: {', '.join(BUILTINS)}"
         )
     if Path(name).suffix in (".pt2", ".pt", ".pth", ".bin", ".ckpt"):
         return (*_read_exported(name), None)
@@ -113,8 +113,14 @@ def is_language_model(model: str) -> bool:
     return is_registered(model) or is_hub_id(model)
 
 
+def activations(args: argparse.Namespace) -> str | None:
+    """Return the type of activations of a model that is not a language model: it has none of its own."""
+    return None if args.activations == "auto" else args.activations
+
+
 def refuse(args: argparse.Namespace, options: Collection[str], why: str) -> None:
-    """Raise ``InputError`` if one of these ``options``, names of attributes, is given; ``why`` it does not apply."""
+    """Raise ``InputError`` if one of ``options`` (names of attributes of ``args``) is given; ``why`` says why it does
+    not apply."""
     for name in options:
         if name in args.given:
             raise InputError(f"{args.given[name]} {why}")
@@ -125,9 +131,10 @@ def refuse_compiling(args: argparse.Namespace) -> None:
     refuse(args, COMPILING, f"takes effect when a model is compiled, and {args.model} is compiled already")
 
 
-def refuse_language_options(args: argparse.Namespace) -> None:
-    """Raise ``InputError`` for options of language models that are given for another model."""
-    refuse(args, LANGUAGE, f"is an option of language models, and {args.model} is not one")
+def refuse_language_options(args: argparse.Namespace, *more: str) -> None:
+    """Raise ``InputError`` for options of language models, and ``more`` of this verb's, that are given for another
+    model."""
+    refuse(args, (*LANGUAGE, *more), f"is an option of language models, and {args.model} is not one")
 
 
 def load_language_model(args: argparse.Namespace) -> LLM:

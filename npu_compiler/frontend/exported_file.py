@@ -23,7 +23,7 @@ def load_exported(path: str | os.PathLike[str]) -> torch.export.ExportedProgram:
     """
     try:
         if (found := _other_file(path)) is not None:
-            advice = "torch.export.save(torch.export.export(model, inputs), 'model.pt2') writes one with both"
+            advice = "torch.export.save(torch.export.export(model, inputs), 'model.pt2') writes one"
             raise InputError(f"{path}: it is {found}, not a program of torch.export.save; {advice}")
         with _quiet(), open(path, "rb") as file:  # torch cannot open a path that is not UTF-8
             return torch.export.load(file)

@@ -172,17 +172,19 @@ def bind(op: OpDef, op_type: str, inputs: Sequence[Value], attrs: dict[str, Any]
     queue = list(inputs)
     lists = TensorLists(attrs)
     args: dict[str, Any] = {}
+
+    def free(i: int) -> int:  # the inputs that the required tensors behind parameter i leave
+        return len(queue) - sum(q.kind == "tensor" and q.name not in attrs for q in op.params[i + 1 :])
+
     for i, p in enumerate(op.params):
         if p.name in attrs:
             args[p.name] = _checked(op_type, p, attrs[p.name])
         elif p.kind == "list":
-            later = sum(q.kind == "tensor" and q.name not in attrs for q in op.params[i + 1 :])
-            args[p.name] = [None if none else queue.pop(0) for none in lists.take(len(queue) - later)]
+            args[p.name] = [None if none else queue.pop(0) for none in lists.take(free(i))]
         elif p.kind in ("tensor", "operand") and queue:
             args[p.name] = queue.pop(0)
         elif p.kind == "optional":  # a tensor that is None has no input; the required ones come first
-            later = sum(q.kind == "tensor" and q.name not in attrs for q in op.params[i + 1 :])
-            args[p.name] = queue.pop(0) if len(queue) > later else None
+            args[p.name] = queue.pop(0) if free(i) > 0 else None
         elif p.required:
             raise Unsupported(Reason("arguments", f"{op_type}: required argument {p.name} is missing"))
         else:

@@ -113,7 +113,7 @@ _registered: dict[str, CodegenTarget] = {}
 def register_target(target: CodegenTarget) -> None:
     """Register a target that is not part of this package. ``compile(target=target.name)`` then finds it. Raises
     ``ConfigError`` if it lacks a member of :class:`CodegenTarget`."""
-    members = ("name", "config", "supports", "winograd", "in_pieces", "rewrites", "emit")
+    members = [*CodegenTarget.__annotations__, *(m for m in vars(CodegenTarget) if not m.startswith("_"))]
     missing = [m for m in members if not hasattr(target, m)]
     if missing:
         raise ConfigError(

@@ -90,7 +90,8 @@ def build(
     max_shapes = whole_number("max_shapes", max_shapes, 1)
     backend = get_backend(target, **({} if threads is None else {"threads": threads}))
     placement = {"force_cpu": force_cpu, "minimise_transfers": minimise_transfers}
-    options = BuildOptions(model, target, backend, dtype, fallback, disable, weights, float32_precision, placement)
+    off = (disable,) if isinstance(disable, str) else tuple(disable)  # later programs leave out the same passes
+    options = BuildOptions(model, target, backend, dtype, fallback, off, weights, float32_precision, placement)
     call = options.capture(example_inputs, example_kwargs)
     source = open_weights(state_dict_numpy(call.program))
     first = options.specialize(call, source)

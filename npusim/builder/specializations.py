@@ -113,8 +113,8 @@ class Specializations:
     Args:
         first: the program for the example's shapes, which is always kept.
         source: the weights.
-        options: how other programs are compiled; None: there are no others.
-        fixed: why there are no options.
+        options: how programs for other shapes are compiled; None: there are only those that exist.
+        fixed: why other shapes are refused, if ``options`` is None.
         limit: programs kept at a time: ``first`` and the most recently used ones.
     """
 

@@ -23,7 +23,6 @@ from ..sources import (
     is_language_model,
     load_language_model,
     read_model,
-    refuse,
     refuse_compiling,
     refuse_language_options,
 )
@@ -44,7 +43,7 @@ def run(args: argparse.Namespace) -> Result:
     refuse_language_options(args)
     module = None
     if args.model in BUILTINS:
-        refuse(args, ("activations",), f"is an option of language models, and {args.model} is not one")
+        refuse_language_options(args, "activations")
         ir, weights, module = read_model(args.model, args.batch)
         target = args.target or default_target()
         program = npu_compiler.compile_plan(plan_model(ir, target, args), target, args.dtype, disable=args.disable)

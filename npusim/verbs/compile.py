@@ -19,7 +19,7 @@ from ..classes import write_labels
 from ..console import Result, Table
 from ..placement import plan_model, refuse_placement
 from ..program_files import emit_source, save_program
-from ..sources import is_language_model, read_model, refuse_language_options
+from ..sources import activations, is_language_model, read_model, refuse_language_options
 from ..weight_errors import error_blocks, weight_errors
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _options(args: argparse.Namespace) -> Options:
         "weights": args.weight_format,
         "float32_precision": args.float32_precision,
         "speed_over_memory": args.speed_over_memory,
-        "activations": None if args.activations == "auto" else args.activations,
+        "activations": activations(args),
         "dump": Path(args.dump).expanduser() if args.dump else None,
     }
 

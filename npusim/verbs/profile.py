@@ -17,7 +17,14 @@ from ..placement import plan_model, refuse_placement
 from ..profiling import compare as comparison
 from ..profiling.report import HEADER, ProfileReport, read_report
 from ..random_arrays import random_array, random_weights
-from ..sources import is_language_model, load_language_model, read_model, refuse_compiling, refuse_language_options
+from ..sources import (
+    activations,
+    is_language_model,
+    load_language_model,
+    read_model,
+    refuse_compiling,
+    refuse_language_options,
+)
 
 if TYPE_CHECKING:
     from npu_compiler.aten.ir import IRGraph
@@ -79,7 +86,7 @@ def _model(args: argparse.Namespace) -> Any:
     backend = npu_runtime.get_backend(target, **options)
     compile_fn = partial(
         npu_compiler.compile, target=target, dtype=args.dtype, disable=args.disable, weights=args.weight_format,
-        activations=None if args.activations == "auto" else args.activations,
+        activations=activations(args),
     )  # fmt: skip
     executor = DAGExecutor(plan_model(ir, target, args), backend, compile_fn)
     executor.load_weights(args.weights or (_random(ir) if weights is None else weights))

@@ -493,3 +493,16 @@ def test_a_header_as_long_as_a_pickles_first_bytes_is_read(tmp_path: Path) -> No
     header = data[8 : 8 + size].ljust(0x280)  # 80 02 00 …: protocol 2 of pickle begins with the same two bytes
     path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + size :])
     assert open_weights(path).read("w").tolist() == [1, 1, 1, 1]
+
+
+def test_options_and_inputs_of_odd_types() -> None:
+    x = torch.randn(2, 8)
+    built = npusim.build(mlp(), (x,), disable=(name for name in ["fuse_epilogue"]))
+    kernels = [len(p.entries["main"].calls) for p in built.programs]
+    built(torch.randn(3, 8))  # compiled with the same passes left out
+    other = built._by_shape.others[((3, 8),)].executor.programs
+    assert [len(p.entries["main"].calls) for p in other.values()] == kernels
+    one = npusim.build(mlp(), (x,), disable="fuse_epilogue")
+    assert [len(p.entries["main"].calls) for p in one.programs] == kernels
+    with pytest.raises(InputError, match="an input has no shape"):
+        built(torch.nested.nested_tensor([torch.randn(2, 8)]))

@@ -203,7 +203,7 @@ def test_explain(mixed: Path, model: Path, capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["compile", "nothing.json"], "no built-in model of that name: resnet18, resnet50, resnet50-imagenet"),
+        (["compile", "nothing.json"], "no built-in model has that name: resnet18, resnet50, resnet50-imagenet"),
         (["compile", "MODEL", "--until", "no-such-phase"], "unknown phase 'no-such-phase'; phases are: lower"),
         (["compile", "MODEL", "--disable", "no-such-pass"], "cannot disable no-such-pass"),
         (["compile", "MODEL", "--until", "fuse", "--activations", "fp8"], "needs weights in an fp8 format"),

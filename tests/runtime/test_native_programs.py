@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ import npu_runtime
 from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.support import env
 from npu_compiler.support.errors import ArtifactError, BackendError, ConfigError, InputError
-from npu_compiler.targets.cpu import host
+from npu_compiler.targets.cpu import host, toolchain
+from npu_compiler.targets.cpu.devices import DEVICES
 from npu_compiler.targets.cpu.target import KERNELS
-from npu_runtime import CPUBackend, Executor
+from npu_runtime import CPUBackend, Executor, native
 from npu_runtime.arrays import aligned_empty
 from npu_runtime.native import NativeLibrary, obstacle
 
@@ -172,3 +173,17 @@ def test_padded_buffers() -> None:
     np.testing.assert_array_equal(buffer.to_numpy(), np.ones((2, 3)))
     with pytest.raises(BackendError, match=r"alloc_shape \[2, 2\] cannot hold shape \[2, 3\]"):
         backend.allocate_zeros((2, 3), np.dtype(np.float32), (2, 2))
+
+
+def test_a_program_is_rebuilt_with_the_flags_of_this_cpu(
+    program: CompiledProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Sequence[str]] = []
+
+    def build(sources: object, folder: object, *, more_flags: Sequence[str]) -> bytes:
+        found.append(more_flags)
+        return program.binary
+
+    monkeypatch.setattr(toolchain, "build_shared", build)
+    monkeypatch.setattr(native, "device_at_hand", lambda: next(d for d in DEVICES if d.name == "cooperlake"))
+    assert native.from_source(program).binary == program.binary and found == [("-DNPU_SLOW_BF16_DOT=1",)]

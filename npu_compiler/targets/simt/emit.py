@@ -79,7 +79,7 @@ def emit(kernel: Kernel, dialect: Dialect) -> Emission:
 
 
 def unsupported(kernel: Kernel, dialect: Dialect) -> Reason | None:
-    """Return the reason why there is no code for ``kernel`` in this dialect, or None if there is."""
+    """Return the reason why this dialect has no code for ``kernel``, or None if it has."""
     if type(kernel) not in EMITTERS and dialect.special_for(kernel) is None:
         return Reason("no_kernel", f"the {dialect.name} target has no {kernel.kind} kernel")
     weights = [kernel.weight] if isinstance(kernel, Gemm) else kernel.inputs if isinstance(kernel, Unpack) else ()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+import npusim
 from npu_compiler import capture, compile
 from npu_compiler.frontend import state_dict_numpy
 from npu_compiler.frontend.tensors import tensor_to_numpy
@@ -129,3 +132,28 @@ def test_the_mean_beside_a_spread_is_that_of_mean(name: str) -> None:
     spread, mean = built.run([x.numpy()]).values()
     np.testing.assert_array_equal(mean, x.mean(1).numpy())
     np.testing.assert_array_equal(np.isnan(spread), [False, True, True, True, True])
+
+
+def called(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
+    class Model(nn.Module):
+        def forward(self, *args: torch.Tensor) -> torch.Tensor:
+            return function(*args)
+
+    return npusim.build(Model().eval(), inputs, "cpu", fallback=False)(*inputs)
+
+
+@pytest.mark.parametrize("op", [torch.var, torch.std])
+def test_spread_beside_a_mean_a_hundred_thousand_times_as_large(op: Callable[..., torch.Tensor]) -> None:
+    """The rounding of the mean would change the variance by 5e-5."""
+    x = torch.randn(16, 1089, generator=torch.Generator().manual_seed(0)) * 0.01 + 1e3
+    exact = op(x.double(), 1)
+    assert ((called(lambda x: op(x, 1), x) - exact) / exact).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_an_infinite_position_reads_a_pixel_if_positions_are_reflected(mode: str) -> None:
+    def sample(x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+        return F.grid_sample(x, grid, mode=mode, padding_mode="reflection", align_corners=True)
+
+    image, grid = torch.arange(35.0).view(1, 1, 5, 7), torch.tensor([[[[float("inf"), 0.0], [0.5, -float("inf")]]]])
+    assert torch.equal(called(sample, image, grid), sample(image, grid))
