@@ -51,12 +51,16 @@ class _Container:
         return f"{self.path}.{key}".removeprefix(".") if isinstance(key, str) else f"{self.path}[{key!r}]"
 
     def restore(self) -> None:
+        """Write only what changed: a container may refuse all writes, as the configurations of some libraries do."""
         if isinstance(self.copy, list):
-            self.values[:] = self.copy
+            if list(map(id, self.values)) != list(map(id, self.copy)):
+                self.values[:] = self.copy
             return
         for key in [k for k in self.values if k not in self.skip and k not in self.copy]:
             del self.values[key]
-        self.values.update({k: v for k, v in self.copy.items() if k not in self.skip})
+        for key, value in self.items():
+            if key not in self.values or self.values[key] is not value:
+                self.values[key] = value
 
 
 @dataclass(frozen=True)
@@ -175,8 +179,8 @@ class Attributes:
 
 def _inside(path: str, value: Any) -> list[_Container]:
     """The mutable containers in ``value``."""
-    if isinstance(value, list | dict):
-        return [_Container(path, value, value.copy())]
+    if isinstance(value, list | dict):  # copy() of a subclass may do anything
+        return [_Container(path, value, list(value) if isinstance(value, list) else dict(value))]
     if isinstance(value, tuple):
         return [c for i, v in enumerate(value) for c in _inside(f"{path}[{i}]", v)]
     if isinstance(value, _OPAQUE) or not hasattr(value, "__dict__") or type(value).__module__.startswith("torch."):
