@@ -2,7 +2,7 @@
 
 Some models turn the pairs of a rotary embedding by products of complex numbers. If all ops on complex tensors of a
 graph are known here, they are replaced by ops on real tensors, which targets compute; else the graph stays as it is,
-and these ops run on the host. Weights, inputs and results of a graph are never replaced.
+and these ops run on the host. Constants become pairs, too; weights, inputs and results of a graph never do.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from .ir import IRGraph, OpNode, StateUpdate, TensorSpec
 
@@ -30,20 +32,43 @@ def complex_as_pairs(ir: IRGraph) -> IRGraph:
     if any(t.dtype in _REAL for t in kept):
         return ir
     state = [StateUpdate(u.key, pairs.reads(u.value)) for u in ir.state]
-    return replace(ir, nodes=pairs.nodes, graph_outputs=[pairs.reads(t) for t in ir.graph_outputs], state=state)
+    outputs = [pairs.reads(t) for t in ir.graph_outputs]
+    constants = {k: _parts(v) if k in pairs.constants else v for k, v in ir.constants.items()}
+    weights = [_paired(t) if t.name in pairs.constants else t for t in ir.weights]
+    return replace(ir, nodes=pairs.nodes, graph_outputs=outputs, state=state, constants=constants, weights=weights)
+
+
+def _paired(t: TensorSpec) -> TensorSpec:
+    """Return the tensor of pairs that stands for a complex one."""
+    return replace(t, shape=(*t.shape, 2), dtype=_REAL[t.dtype])
+
+
+def _parts(value: np.ndarray) -> np.ndarray:
+    """Return the real and imaginary parts of complex numbers as a last dim."""
+    return np.stack([value.real, value.imag], -1)
 
 
 class _Pairs:
-    """The graph under construction. ``real``: the tensors that stand for results, by producer."""
+    """The graph under construction. ``real``: the tensors that stand for results, by producer. ``constants``: the keys
+    of those that became pairs."""
 
     def __init__(self, ir: IRGraph):
         self.nodes: list[OpNode] = []
         self.real: dict[tuple[str, int], TensorSpec] = {}
+        self.constants: set[str] = set()
+        self.keys, written = ir.weight_name_mapping, {u.key for u in ir.state}
+        self.fixed = ir.constants.keys() - written
         self.taken = {n.name for n in ir.nodes} | {t.name for t in ir.graph_inputs} | set(ir.weight_name_mapping)
         self.node = OpNode("", "", [], [])
 
     def reads(self, t: TensorSpec) -> TensorSpec:
-        return self.real.get(t.producer, t) if t.producer else t
+        if t.producer is not None:
+            return self.real.get(t.producer, t)
+        key = self.keys.get(t.name, t.name)
+        if t.dtype not in _REAL or key not in self.fixed:
+            return t
+        self.constants.add(key)
+        return _paired(t)
 
     def add(self, node: OpNode) -> bool:
         """Add a node, or what replaces it. Returns False if that is unknown."""
@@ -52,10 +77,15 @@ class _Pairs:
         if not any(t.dtype in _REAL for t in (*node.inputs, *node.outputs)):
             self.nodes.append(replace(node, inputs=inputs))
             return True
-        if len(node.outputs) != 1 or node.graphs or not all(t.is_static for t in (*node.inputs, *node.outputs)):
+        if node.graphs or not all(t.is_static for t in (*node.inputs, *node.outputs)):
             return False
         if any(t.dtype in _REAL for t in inputs):
             return False  # a weight or an input of the graph
+        if node.op_type in _SPLITS:
+            self.split(inputs)
+            return True
+        if len(node.outputs) != 1:
+            return False
         made = self.replaced(inputs)
         if made is None:
             return False
@@ -70,8 +100,14 @@ class _Pairs:
         node, attrs = self.node, self.node.attrs
         out, is_complex = node.outputs[0], [t.dtype in _REAL for t in node.inputs]
         base = node.op_type
+        if base == "<built-in function getitem>":
+            return x[attrs["index"]]
         if base in _LAYOUTS and is_complex == [True] * len(x):
             return self.pair(base, *x, **_LAYOUTS[base](attrs, len(node.inputs[0].shape)))
+        if base in _GATHERS and is_complex[0] and not any(is_complex[1:]):
+            return self.pair(base, *x, **_GATHERS[base](attrs, len(node.inputs[0].shape)))
+        if base == "aten.pad_sequence.default":
+            return self.padded(x)
         if base in _RESHAPES:
             return self.pair("aten.reshape.default", x[0], shape=[*out.shape, 2])
         if base == "aten.expand.default":
@@ -95,6 +131,29 @@ class _Pairs:
             return self.scaled_or_product(x, is_complex)
         return None
 
+    def split(self, x: list[TensorSpec]) -> None:
+        """Add a split along a dim of complex numbers."""
+        node = self.node
+        attrs = _SPLITS[node.op_type](node.attrs, len(node.inputs[0].shape))
+        name = self.free_name()
+        made = [TensorSpec(f"{name}_{i}", (*t.shape, 2), self.dtype()) for i, t in enumerate(node.outputs)]
+        self.nodes.append(OpNode(name, node.op_type, x, made, attrs, location=node.location))
+        self.real |= {(node.name, i): replace(t, producer=(name, i)) for i, t in enumerate(made)}
+
+    def padded(self, x: list[TensorSpec]) -> TensorSpec | None:
+        """Return sequences of complex numbers, padded at their ends with zeros and stacked."""
+        node, attrs = self.node, self.node.attrs
+        if attrs.get("padding_value", 0) or attrs.get("padding_side", "right") != "right":
+            return None
+        dim = 0 if attrs.get("batch_first") else 1
+        length = node.outputs[0].shape[1 - dim]
+        rows = [self.lengthened(t, length) if t.shape[0] < length else t for t in x]
+        return self.pair("aten.stack.default", *rows, _tensor_list_sizes=[len(rows)], dim=dim)
+
+    def lengthened(self, x: TensorSpec, length: int) -> TensorSpec:
+        pad = [0] * (2 * len(x.shape) - 1) + [length - x.shape[0]]
+        return self.emit("aten.constant_pad_nd.default", [x], (length, *x.shape[1:]), {"pad": pad, "value": 0.0})
+
     def scaled_or_product(self, x: list[TensorSpec], is_complex: list[bool]) -> TensorSpec | None:
         base, attrs = self.node.op_type, self.node.attrs
         if is_complex == [True]:
@@ -117,14 +176,18 @@ class _Pairs:
     # -- nodes ------------------------------------------------------------------------------------------------------
     def emit(self, op_type: str, x: Sequence[TensorSpec], shape: tuple[int, ...], attrs: dict[str, Any]) -> TensorSpec:
         """Add a node and return its result, in the float dtype of the parts."""
+        name = self.free_name()
+        made = TensorSpec(name, shape, self.dtype())
+        self.nodes.append(OpNode(name, op_type, list(x), [made], attrs, location=self.node.location))
+        return replace(made, producer=(name, 0))
+
+    def free_name(self) -> str:
         name, number = self.node.name, 0
         while name in self.taken:
             number += 1
             name = f"{self.node.name}_part{number}"
         self.taken.add(name)
-        made = TensorSpec(name, shape, self.dtype())
-        self.nodes.append(OpNode(name, op_type, list(x), [made], attrs, location=self.node.location))
-        return replace(made, producer=(name, 0))
+        return name
 
     def dtype(self) -> str:
         kinds = [t.dtype for t in (*self.node.outputs, *self.node.inputs)]
@@ -171,12 +234,27 @@ def _order(attrs: dict[str, Any], rank: int) -> dict[str, Any]:
     return {"dims": [*(d % rank for d in attrs["dims"]), rank]}
 
 
-_LAYOUTS: dict[str, Callable[[dict[str, Any], int], dict[str, Any]]] = {
+def _as_is(attrs: dict[str, Any], rank: int) -> dict[str, Any]:
+    return attrs
+
+
+_Attributes = Callable[[dict[str, Any], int], dict[str, Any]]
+_LAYOUTS: dict[str, _Attributes] = {
     "aten.unsqueeze.default": _dim("dim", 1),
     "aten.squeeze.dim": _dim("dim"),
     "aten.slice.Tensor": _dim("dim"),
     "aten.select.int": _dim("dim"),
     "aten.cat.default": _dim("dim"),
+    "aten.stack.default": _dim("dim", 1),
     "aten.transpose.int": _swap,
     "aten.permute.default": _order,
+}
+# Ops whose further tensors are indices.
+_GATHERS: dict[str, _Attributes] = {"aten.index_select.default": _dim("dim"), "aten.index.Tensor": _as_is}
+_SPLITS: dict[str, _Attributes] = {
+    "aten.split_with_sizes.default": _dim("dim"),
+    "aten.split.Tensor": _dim("dim"),
+    "aten.split.sizes": _dim("dim"),
+    "aten.chunk.default": _dim("dim"),
+    "aten.unbind.int": _dim("dim"),
 }

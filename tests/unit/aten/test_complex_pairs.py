@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -39,6 +40,29 @@ class Arithmetic(nn.Module):
         return torch.view_as_real(w / y.abs().add(1)), w.real
 
 
+class Tables(nn.Module):
+    """Complex constants, an attribute and a buffer, from which rows are taken, split, padded and joined."""
+
+    turns: torch.Tensor
+    other: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns = torch.polar(torch.ones(6, 4), torch.arange(24.0).reshape(6, 4))
+        self.register_buffer("other", torch.polar(torch.ones(3, 4), torch.arange(12.0).reshape(3, 4)), persistent=False)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        z = torch.complex(x, y)
+        at = torch.tensor([2, 0, 5])
+        a, b = torch.split(z * self.turns[at], [1, 3], -1)
+        c, d = self.turns.index_select(0, at).chunk(2, -1)
+        e, *_ = torch.stack([self.other, z], -2).unbind(1)
+        padded = torch.nn.utils.rnn.pad_sequence([z, self.turns, self.other[1:]], batch_first=True)
+        behind = torch.nn.utils.rnn.pad_sequence([z, self.turns])
+        found = torch.cat([a, b], -1), torch.stack([c, d], -2), e * z, padded, behind, self.turns
+        return tuple(torch.view_as_real(f) for f in found)
+
+
 class Unknown(nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.view_as_real(torch.complex(x, y).sqrt())
@@ -53,7 +77,7 @@ def _args(model: nn.Module) -> tuple[torch.Tensor, ...]:
     )
 
 
-@pytest.mark.parametrize("model", [Rotary(), Layouts(), Arithmetic()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("model", [Rotary(), Layouts(), Arithmetic(), Tables()], ids=lambda m: type(m).__name__)
 def test_one_partition_with_the_same_results(model: nn.Module) -> None:
     args = _args(model)
     built = npusim.build(model, copy.deepcopy(args))
@@ -72,6 +96,19 @@ def test_results_keep_their_names_and_files_have_no_complex_numbers(tmp_path: ob
     path = f"{tmp_path}/ir.json"
     save_ir(ir, path)
     assert [n.op_type for n in load_ir(path).nodes] == [n.op_type for n in ir.nodes]
+
+
+def test_constants_are_saved_as_pairs(tmp_path: Path) -> None:
+    model = Tables()
+    ir = capture(model, _args(model))
+    found = {k: (str(v.dtype), v.shape) for k, v in ir.constants.items() if k in ("turns", "other")}
+    assert found == {"turns": ("float32", (6, 4, 2)), "other": ("float32", (3, 4, 2))}
+    assert not any("complex" in t.dtype for t in ir.weights)
+    built = npusim.build(model, _args(model))
+    built.save(tmp_path / "model.npubin")
+    loaded = npusim.load(tmp_path / "model.npubin")
+    for x, y in zip(loaded(*_args(model)), model(*_args(model)), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
 
 
 def test_an_unknown_op_leaves_the_graph_as_it_is() -> None:
