@@ -7,13 +7,25 @@ from .ir import GETITEM
 STRUCTURAL = frozenset((GETITEM,))  # these pick an output of the node before them
 _IN_PLACE_OPERATORS = frozenset(("__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"))
 
+# In-place ops whose functional variant has another overload name.
+_OVERLOADS = {
+    "aten.bernoulli_.float": "aten.bernoulli.p",
+    "aten.float_power_.Scalar": "aten.float_power.Tensor_Scalar",
+    "aten.float_power_.Tensor": "aten.float_power.Tensor_Tensor",
+    "aten.floor_divide_.Tensor": "aten.floor_divide.default",
+    "aten.ldexp_.default": "aten.ldexp.Tensor",
+    "aten.pow_.Scalar": "aten.pow.Tensor_Scalar",
+    "aten.pow_.Tensor": "aten.pow.Tensor_Tensor",
+    "aten.transpose_.default": "aten.transpose.int",
+}
+
 
 def functional_name(op_type: str) -> str:
     """Return the name of the functional variant by which an in-place op is lowered: ``aten.relu.default`` for
     ``aten.relu_.default``, ``aten.__and__.Tensor`` for ``aten.__iand__.Tensor``. Other names are returned unchanged."""
     parts = op_type.split(".")
-    if len(parts) != 3:
-        return op_type
+    if len(parts) != 3 or op_type in _OVERLOADS:
+        return _OVERLOADS.get(op_type, op_type)
     namespace, name, overload = parts
     if name in _IN_PLACE_OPERATORS:
         name = f"__{name[3:]}"

@@ -2,7 +2,7 @@
 
 A decomposition is traced op by op until all ops have a lowering. It replaces the op only if that succeeds: running a
 part in PyTorch would cost more than running the whole op there. Ops with a lowering are kept. Loops over a sequence are
-unrolled, up to ``MAX_OPS`` ops.
+unrolled, up to ``MAX_OPS`` ops. An in-place op becomes its functional variant, whose result is copied back.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..aten.data_dependent import CONTROL_FLOW
 from ..aten.ir import OpNode, TensorSpec
+from ..aten.op_names import functional_name
 from ..ops.lower import check_node
 from ..ops.registry import find
 from ..support.errors import CaptureError
@@ -141,9 +142,9 @@ class _Decomposer:
         return body
 
     def _expand(self, node: torch.fx.Node, depth: int) -> torch.fx.GraphModule:
-        op: Any = node.target
-        if op._schema.is_mutable or depth == _MAX_DEPTH:
-            raise _Stays(f"{op} has no lowering, and no decomposition that means the same")
+        op = _functional_variant(node.target)
+        if op is None or depth == _MAX_DEPTH:
+            raise _Stays(f"{node.target} has no lowering, and no decomposition that means the same")
         body = self._trace(node, op)
         for inner in list(body.graph.nodes):
             if inner.op == "call_function":
@@ -154,6 +155,8 @@ class _Decomposer:
                 raise _Stays(f"{op} has no lowering, and its decomposition needs {inner.target}")
             if self.lacks_lowering(inner):
                 _splice(body.graph, inner, self._expand(inner, depth + 1))
+        if op is not node.target:
+            _copy_back(body.graph)
         body.graph.eliminate_dead_code()
         return body
 
@@ -189,6 +192,22 @@ class _Decomposer:
             why = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise _Stays(f"PyTorch's decomposition of {op} failed: {why}") from error
         return traced
+
+
+def _functional_variant(op: Any) -> Any:
+    """Return ``op`` itself if it writes to none of its arguments, the functional variant of an in-place op, or None."""
+    if not op._schema.is_mutable:
+        return op
+    namespace, name, overload = functional_name(str(op)).split(".")
+    found = getattr(getattr(getattr(torch.ops, namespace), name, None), overload, None)
+    return found if found is not None and not found._schema.is_mutable else None
+
+
+def _copy_back(graph: torch.fx.Graph) -> None:
+    """Let the graph of a functional variant write its result to its first tensor, and return that."""
+    written, output = next(iter(graph.nodes)), next(n for n in graph.nodes if n.op == "output")
+    with graph.inserting_before(output):
+        output.args = (graph.call_function(torch.ops.aten.copy_.default, (written, output.args[0])),)
 
 
 @contextmanager
