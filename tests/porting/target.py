@@ -20,7 +20,7 @@ from npu_compiler.targets.simt.target import SimtTarget
 CXX = shutil.which("g++")
 
 
-def entry(name: str, params: Sequence[Param], threads: int, per_unit: int) -> str:
+def entry(name: str, params: Sequence[Param], threads: int, resident: int) -> str:
     """A kernel is a function of its argument table, workgroup and thread."""
     lines = [f"static void {name}(void* table, int workgroup, int tid) {{"]
     lines.append("  const int lane = tid & 31, subgroup = tid >> 5;")
@@ -44,7 +44,7 @@ DIALECT = Dialect(
     prelude=(Path(__file__).parent / "prelude.h").read_text(),
     entry=entry,
     shared=shared,
-    device=GPU("host", units=4, shared_bytes=160 << 10, registers=65536),
+    device=GPU("host", compute_units=4, shared_bytes=160 << 10, registers=65536),
     matrix=(16, 8, 16),
     matrix_types=("float16", "bfloat16"),
     stages=3,

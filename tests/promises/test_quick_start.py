@@ -109,7 +109,7 @@ def test_row_023_programs_are_compiled_for_the_gpu_present(
 ) -> None:
     monkeypatch.setattr(devices, "present", lambda: (capability, units))
     device = devices.device_at_hand()
-    assert (device.arch, device.units) == (arch, units), chip
+    assert (device.arch, device.compute_units) == (arch, units), chip
 
 
 # -- examples ---------------------------------------------------------------------------------------------------------

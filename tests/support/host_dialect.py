@@ -21,8 +21,8 @@ DIALECTS = {
 }
 # Small GPUs, whose workgroups are persistent where those of others are not.
 SMALL = {
-    "small": replace(DIALECT, device=replace(DIALECT.device, units=1, registers=1 << 13)),
-    "one unit": replace(DIALECT, device=replace(DIALECT.device, units=1, registers=1 << 16)),
+    "small": replace(DIALECT, device=replace(DIALECT.device, compute_units=1, registers=1 << 13)),
+    "one compute unit": replace(DIALECT, device=replace(DIALECT.device, compute_units=1, registers=1 << 16)),
 }
 needs_compiler = pytest.mark.skipif(CXX is None, reason="g++ is not installed")
 

@@ -203,13 +203,13 @@ def test_older_gpus_get_code_that_they_have_instructions_for() -> None:
 def test_a_chip_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jetson Orin, and AMD's Zen 2: added here, and compiled for by their names."""
     monkeypatch.setattr(table, "_rows", {})
-    orin = replace(find_device("cuda", "sm_86"), name="orin", chips="Jetson Orin", arch="sm_87", units=16)
+    orin = replace(find_device("cuda", "sm_86"), name="orin", chips="Jetson Orin", arch="sm_87", compute_units=16)
     zen_2 = replace(find_device("cpu", "avx2"), name="zen2", chips="Zen 2", march="znver2")
     for device in (orin, zen_2):
         register_device(device)
     row = npu_compiler.compile(capture(Net(), IMAGE), target="cuda:orin")
     assert row.device == "cuda:orin" and _code(row)["arch"] == "sm_87" and row.requires == ("sm_87",)
-    assert dialect_for(orin).device.units == 16 and dialect_for(orin).special == ()
+    assert dialect_for(orin).device.compute_units == 16 and dialect_for(orin).special == ()
     if host_cpu().arch == "x86_64":
         flags = npu_compiler.compile(capture(Net(), IMAGE), target="cpu:zen2").build["flags"]
         assert re.search("-m(arch|cpu)=znver2", flags)
@@ -225,10 +225,10 @@ def test_a_device_may_have_chunks_of_its_own() -> None:
     assert target_config("cpu:amx").chunks == (32, 128, 512)
 
 
-def test_units_decide_how_sums_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight tiles of a product keep eight units busy; for more of them, its sums are split."""
+def test_compute_units_decide_how_sums_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight tiles of a product keep eight compute units busy; for more of them, its sums are split."""
     monkeypatch.setattr(table, "_rows", {})
-    register_device(replace(find_device("cuda", "sm_80"), name="eighth", units=8))
+    register_device(replace(find_device("cuda", "sm_80"), name="eighth", compute_units=8))
     ir = capture(nn.Linear(4096, 512, dtype=torch.float16), (torch.zeros(128, 4096, dtype=torch.float16),))
     count = {}
     for target in ("cuda:sm_80", "cuda:eighth"):
@@ -293,7 +293,7 @@ def test_the_gpu_of_this_machine_decides(
     present((capability, units), ((7, 0), 80))
     device = target_config("cuda").device
     assert isinstance(device, cuda_devices.CUDADevice) and device == TARGET.device == TARGET.dialect.device
-    assert (device.arch, device.units, device.name, device.capability) == (arch, units, name, capability)
+    assert (device.arch, device.compute_units, device.name, device.capability) == (arch, units, name, capability)
     assert (TARGET.dialect.special != ()) == (device.tma is not None) == (arch == "sm_90a")
     assert all(blocks % size == 0 and blocks <= units for size, blocks in device.clusters)
 

@@ -71,7 +71,7 @@ def test_every_gpu_has_figures_and_its_driver_has_the_last_word() -> None:
 def test_fewer_units_have_a_lower_peak_and_unknown_chips_none() -> None:
     row = find_device("cuda", "sm_90")
     assert isinstance(row, CUDADevice) and row.roofline is not None
-    half = row.with_units(66)
+    half = row.with_sms(66)
     assert half.roofline is not None and half.roofline.peak("float16") == row.roofline.peak("float16") / 2
     assert half.roofline.bandwidth == row.roofline.bandwidth
     assert device_for((11, 0), 100).roofline is None

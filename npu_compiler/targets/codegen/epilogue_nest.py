@@ -41,14 +41,14 @@ def epilogue_nest(kernel: Anchor) -> tuple[Nest, int, int]:
 
 
 def row_digits(nest: Nest, value: Expr, acc: int, pitch: int, lane: int | None) -> list[tuple[int, int, int]]:
-    """Return how the row dims follow from the flat row number: (dim, unit, wrap) for each, where the index is
-    row // unit, modulo ``wrap`` unless that is 0. The units are the coefficients of the accumulator's address in
-    ``value``; ``lane`` is the column dim."""
+    """Return how the row dims follow from the flat row number: (dim, divisor, wrap) for each, where the index
+    is row // divisor, modulo ``wrap`` unless that is 0. The divisors are the coefficients of the accumulator's address
+    in ``value``; ``lane`` is the column dim."""
     form = next(affine.affine(x.args[0]) for x in expr.walk(value) if x.op == "load" and x.value.operand >= acc)
     rows = [d for d in nest.order if d != lane]
     digits = []
     for d in rows:
-        unit = form.coefficient(d) // pitch
-        outermost = unit * nest.size[d] == nest.points(rows)
-        digits.append((d, unit, 0 if outermost else nest.size[d]))
+        divisor = form.coefficient(d) // pitch
+        outermost = divisor * nest.size[d] == nest.points(rows)
+        digits.append((d, divisor, 0 if outermost else nest.size[d]))
     return digits

@@ -97,10 +97,10 @@ def _ctype(op: Operand) -> str:
 
 
 def _decode(nest: Nest, value: Expr, acc: int, pitch: int, lane: int | None) -> list[str]:
-    """Decode the row dims from the flat row number, in the units of the accumulator's address."""
+    """Decode the row dims from the flat row number, whose digits are those of the accumulator's address."""
     lines = []
-    for d, unit, wrap in row_digits(nest, value, acc, pitch, lane):
-        text = f"row / {unit}" if unit > 1 else "row"
+    for d, divisor, wrap in row_digits(nest, value, acc, pitch, lane):
+        text = f"row / {divisor}" if divisor > 1 else "row"
         lines.append(f"const long i{d} = {f'{text} % {wrap}' if wrap else text};")
         lines.append(f"(void)i{d};")
     return lines

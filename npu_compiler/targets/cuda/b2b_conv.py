@@ -10,7 +10,7 @@ from ...schedule.anchors import B2bConv2d, Conv2d, DualConv2d
 from ...support import dtypes
 from ..simt.kernels.epilogue import Epilogue, Functor
 from ..simt.kernels.gemm import conv_product
-from ..simt.kernels.operand_types import OperandType, in_units, operand_type
+from ..simt.kernels.operand_types import OperandType, as_b16, operand_type
 from ..simt.lang.dialect import Dialect
 from ..simt.lang.emission import Emission
 from ..simt.lang.function import Function, Members, blocks, constants
@@ -21,7 +21,7 @@ from .tile_selection import GROUP_EXTRA, PIECE, WARPGROUP, device_of, piece_colu
 from .tma_epilogue import hold_vectors, residual_of, row_pitch, supports_tma_store, vector_bytes
 from .tma_gemm import is_plain, supports_tma
 
-CHANNELS = (64, 32)  # two-byte units of a pixel: rows of 128 or 64 bytes
+CHANNELS = (64, 32)  # b16 elements of a pixel: rows of 128 or 64 bytes
 COLUMNS = (128, 256)  # results of the first convolution: rows of filters in one TMA load
 FINAL = (64, 128)  # results of the second convolution
 ROW = 128  # bytes of a row of a piece of results
@@ -53,13 +53,13 @@ def supports_b2b_conv(kernel: B2bConv2d, dialect: Dialect) -> bool:
         return False
     if residual_of(kernel.second) != -1 or (added is not None and {residual_of(added), residual_of(first)} != {-1}):
         return False
-    p, q = conv_product(_units(first)), conv_product(_units(kernel.second))
+    p, q = conv_product(_viewed(first)), conv_product(_viewed(kernel.second))
     if p.k not in CHANNELS or p.n not in COLUMNS or q.n not in FINAL:
         return False
-    if added is not None and conv_product(_units(added)) != p:
+    if added is not None and conv_product(_viewed(added)) != p:
         return False
     plan, device = _plan(kernel, device_of(dialect)), device_of(dialect)
-    return plan is not None and blocks(p.m, PIECE) >= MIN_TILES * device.units * plan.warpgroups
+    return plan is not None and blocks(p.m, PIECE) >= MIN_TILES * device.compute_units * plan.warpgroups
 
 
 def emit_b2b_conv(kernel: B2bConv2d, dialect: Dialect) -> Emission:
@@ -74,16 +74,16 @@ def _split(kernel: B2bConv2d) -> tuple[Conv2d | None, Conv2d]:
     return halves(kernel.first) if isinstance(kernel.first, DualConv2d) else (None, kernel.first)
 
 
-def _units(conv: Conv2d) -> Conv2d:
-    found = in_units(conv)
+def _viewed(conv: Conv2d) -> Conv2d:
+    found = as_b16(conv)
     assert isinstance(found, Conv2d)
     return found
 
 
 def _filters(kernel: B2bConv2d) -> int:
-    """Return the two-byte units of all filters."""
+    """Return the b16 elements of all filters."""
     added, first = _split(kernel)
-    p, q = conv_product(_units(first)), conv_product(_units(kernel.second))
+    p, q = conv_product(_viewed(first)), conv_product(_viewed(kernel.second))
     return (1 if added is None else 2) * p.n * p.k + q.n * q.k
 
 
@@ -93,9 +93,9 @@ def _piece(conv: Conv2d) -> int:
 
 
 def _buffers(kernel: B2bConv2d, plan: Plan) -> int:
-    """Return the two-byte units of all slots of a thread block."""
+    """Return the b16 elements of all slots of a thread block."""
     added, first = _split(kernel)
-    pixels = (1 if added is None else 2) * conv_product(_units(first)).k
+    pixels = (1 if added is None else 2) * conv_product(_viewed(first)).k
     return plan.warpgroups * PIECE * (plan.pixel_slots * pixels + plan.slots * ROW // 2)
 
 
@@ -128,8 +128,8 @@ class _B2bConv:
     def emit(self) -> Emission:
         """Return the function."""
         f, plan, first, second = self.f, self.plan, self.first, self.kernel.second
-        p, q = conv_product(_units(first)), conv_product(_units(second))
-        f.per_unit = 1
+        p, q = conv_product(_viewed(first)), conv_product(_viewed(second))
+        f.resident = 1
         # first, because wgmma's swizzle needs their alignment
         filters = f.array(self.kind.ctype, "filters", _filters(self.kernel))
         buffers = f.array(self.kind.ctype, "buffers", _buffers(self.kernel, plan))
@@ -147,7 +147,7 @@ class _B2bConv:
             before = f"keep({others}, {self._functor(self.added, 'added', self.at_added)})"
         full = f.array("int64_t", "full", plan.warpgroups * (plan.pixel_slots + plan.slots) + 1)
         tiles = blocks(p.m, PIECE)
-        workgroups = min(blocks(tiles, plan.warpgroups), self.dialect.device.units)
+        workgroups = min(blocks(tiles, plan.warpgroups), self.dialect.device.compute_units)
         sizes = dict(
             M=p.m, N=p.n, K=p.k, WARPGROUPS=plan.warpgroups, PIXEL_SLOTS=plan.pixel_slots, SLOTS=plan.slots,
             TILES=tiles, STEP=workgroups * plan.warpgroups, COLUMNS=p.n, PIECE_N=_piece(first), TILE_N=TILE_N,
@@ -165,7 +165,7 @@ class _B2bConv:
     def _operands(self, conv: Conv2d, at: int, name: str) -> str:
         """Define struct ``name``, and return the template's argument for pixels and filters of a convolution.
         ``at``: the number of its first operand."""
-        p = conv_product(_units(conv))
+        p = conv_product(_viewed(conv))
         row = p.k * 2
         pixels = self.f.tile_map(at, TileMap((p.k, p.m, 1), (row, row * p.m), (p.k, PIECE, 1), row))
         filters = self.f.tile_map(at + 1, TileMap((p.k, p.n, 1), (row, row * p.n), (p.k, p.n, 1), row))

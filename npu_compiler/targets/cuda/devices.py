@@ -80,14 +80,14 @@ class CUDADevice(GPU):
     """A row of the table.
 
     ``arch``: the compiler's name of the architecture. Code for an architecture whose name ends in 'a' runs only on that
-    one; other code also runs on later ones. ``shared_per_unit``: bytes of shared memory of an SM. ``clusters``: (blocks
+    one; other code also runs on later ones. ``shared_per_sm``: bytes of shared memory of an SM. ``clusters``: (blocks
     of a cluster, blocks that run at once in such clusters). ``tma``: costs of kernels that use TMA and wgmma; None: the
     device has neither.
     """
 
     target: ClassVar[str] = "cuda"
     arch: str = ""
-    shared_per_unit: int = 0
+    shared_per_sm: int = 0
     clusters: tuple[tuple[int, int], ...] = ()
     tma: TMACosts | None = None
 
@@ -100,14 +100,14 @@ class CUDADevice(GPU):
         found = super().configured(config)
         return replace(found, matrix_dtypes=(*found.matrix_dtypes, FLOAT8)) if self.tma is not None else found
 
-    def with_units(self, units: int) -> CUDADevice:
-        """Return the same architecture with another number of SMs, and proportionally many clusters."""
-        clusters = tuple((size, blocks * units // self.units // size * size) for size, blocks in self.clusters)
+    def with_sms(self, count: int) -> CUDADevice:
+        """Return the same architecture with ``count`` SMs, and proportionally many clusters."""
+        clusters = tuple((size, blocks * count // self.compute_units // size * size) for size, blocks in self.clusters)
         roofline = self.roofline
         if roofline is not None:
-            flops = {dtype: rate * units / self.units for dtype, rate in roofline.flops.items()}
+            flops = {dtype: rate * count / self.compute_units for dtype, rate in roofline.flops.items()}
             roofline = replace(roofline, flops=flops)
-        return replace(self, units=units, clusters=clusters, roofline=roofline)
+        return replace(self, compute_units=count, clusters=clusters, roofline=roofline)
 
 
 # Fitted to 1100 measured variants on an H200. In a microsecond an SM multiplies 48,300 pairs of elements, loads 91 KB,
@@ -124,17 +124,17 @@ _HOPPER_WGMMA = WgmmaCosts(
 _SHEET = "the maker's data sheet: dense products, accumulated in float32"
 _SM_80 = CUDADevice(
     # A block may use 163 KB on an A100. Later chips that run the same code offer 99 KB.
-    "sm_80", "A100", arch="sm_80", units=108, shared_bytes=99 << 10, shared_per_unit=164 << 10, registers=1 << 16,
+    "sm_80", "A100", arch="sm_80", compute_units=108, shared_bytes=99 << 10, shared_per_sm=164 << 10, registers=1 << 16,
     roofline=Roofline.of(2.04, _SHEET, float16=312, bfloat16=312, int8=624, float32=19.5, float64=9.7),
 )  # fmt: skip
 _SM_86 = CUDADevice(
-    "sm_86", "RTX 30, A10, A40", arch="sm_86", units=84, shared_bytes=99 << 10, shared_per_unit=100 << 10,
+    "sm_86", "RTX 30, A10, A40", arch="sm_86", compute_units=84, shared_bytes=99 << 10, shared_per_sm=100 << 10,
     registers=1 << 16, threads=1536, workgroups=16,
     roofline=Roofline.of(0.696, _SHEET, float16=149.7, bfloat16=149.7, int8=299.3, float32=37.4, float64=0.58),  # A40
 )  # fmt: skip
 _SM_90 = CUDADevice(
     # An H100 (SXM) only differs in its bandwidth, 3.35 TB/s, and uses the tiles of the H200.
-    "sm_90", "H100, H200", arch="sm_90a", units=132, shared_bytes=227 << 10, shared_per_unit=228 << 10,
+    "sm_90", "H100, H200", arch="sm_90a", compute_units=132, shared_bytes=227 << 10, shared_per_sm=228 << 10,
     registers=1 << 16, clusters=((2, 132), (4, 112), (8, 96)), wgmma=_HOPPER_WGMMA, tma=_HOPPER_TMA,
     roofline=Roofline.of(  # H200
         4.8, _SHEET, float16=989, bfloat16=989, int8=1979, float8_e4m3fn=1979, float32=67, float64=34,
@@ -150,7 +150,7 @@ DEVICES: tuple[CUDADevice, ...] = (
         name="sm_89",
         chips="RTX 40, L4, L40",
         arch="sm_89",
-        units=128,
+        compute_units=128,
         workgroups=24,
         roofline=Roofline.of(
             1.008, _SHEET, float16=165.2, bfloat16=165.2, int8=660.6, float32=82.6, float64=1.29
@@ -158,7 +158,7 @@ DEVICES: tuple[CUDADevice, ...] = (
     ),
     _SM_90,
     replace(
-        _SM_90.with_units(114),
+        _SM_90.with_sms(114),
         name="h100-pcie",
         chips="H100 PCIe",
         tma=replace(_HOPPER_TMA, bandwidth=1.9e6),
@@ -172,8 +172,8 @@ DEVICES: tuple[CUDADevice, ...] = (
         name="sm_100",
         chips="B200",
         arch="sm_100",
-        units=148,
-        shared_per_unit=228 << 10,
+        compute_units=148,
+        shared_per_sm=228 << 10,
         roofline=Roofline.of(8.0, _SHEET, float16=2250, bfloat16=2250, int8=4500, float32=75, float64=37),
     ),
     replace(
@@ -181,7 +181,7 @@ DEVICES: tuple[CUDADevice, ...] = (
         name="sm_120",
         chips="RTX 50",
         arch="sm_120",
-        units=170,
+        compute_units=170,
         workgroups=24,
         roofline=Roofline.of(
             1.792, _SHEET, float16=209.5, bfloat16=209.5, int8=838, float32=104.8, float64=1.64
@@ -217,27 +217,27 @@ def too_old(capability: Capability) -> str | None:
     return f"has compute capability {has}; the oldest that is supported is {least} ({oldest.name}: {oldest.chips})"
 
 
-def row_for(capability: Capability, units: int = 0) -> CUDADevice:
+def row_for(capability: Capability, sms: int = 0) -> CUDADevice:
     """Return the row for GPUs of this compute capability, or of the newest architecture before it. If there are
-    several, the one with ``units`` SMs is preferred."""
+    several, the one with ``sms`` SMs is preferred."""
     known = rows()
     oldest = min(d.capability for d in known)
     best = max((d.capability for d in known if d.capability <= capability), default=oldest)
     found = [d for d in known if d.capability == best]
-    return next((d for d in found if d.units == units), found[0])
+    return next((d for d in found if d.compute_units == sms), found[0])
 
 
-def device_for(capability: Capability, units: int) -> CUDADevice:
-    """Return the device for a GPU with this compute capability and number of SMs. Raises ``ConfigError`` if it is too
+def device_for(capability: Capability, sms: int) -> CUDADevice:
+    """Return the device for a GPU with this compute capability and ``sms`` SMs. Raises ``ConfigError`` if it is too
     old."""
     problem = too_old(capability)
     if problem is not None:
         raise ConfigError(f"the GPU of this machine {problem}; --target {DEVICES[0].spec} compiles for another one")
-    row = row_for(capability, units)
+    row = row_for(capability, sms)
     if row.capability != capability:
         arch = arch_of(capability)
         row = replace(row, name=arch, chips="", arch=arch, roofline=None)
-    return row if row.units == units else row.with_units(units)
+    return row if row.compute_units == sms else row.with_sms(sms)
 
 
 def device_at_hand() -> CUDADevice:

@@ -30,7 +30,7 @@ _ENTRY = (
 )
 
 
-def entry(name: str, params: Sequence[Param], threads: int, per_unit: int) -> str:
+def entry(name: str, params: Sequence[Param], threads: int, resident: int) -> str:
     """Return the opening of a kernel: see ``Dialect.entry``."""
 
     def declare(p: Param) -> str:
@@ -40,7 +40,7 @@ def entry(name: str, params: Sequence[Param], threads: int, per_unit: int) -> st
             return f"const {p.ctype}* __restrict__ {p.name}"
         return f"{'' if p.writable else 'const '}{p.ctype}* {p.name}"
 
-    bounds = f"{threads}, {per_unit}" if per_unit else str(threads)
+    bounds = f"{threads}, {resident}" if resident else str(threads)
     head = f'extern "C" __global__ void __launch_bounds__({bounds})\n{name}({", ".join(map(declare, params))}) {{'
     return f"{head}\n  {_ENTRY}"
 

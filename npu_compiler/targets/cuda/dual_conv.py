@@ -9,7 +9,7 @@ from ...schedule.kernel import recast
 from ...support import dtypes
 from ..simt.kernels.epilogue import Epilogue, Functor
 from ..simt.kernels.gemm import conv_product, product_of
-from ..simt.kernels.operand_types import in_units, operand_type
+from ..simt.kernels.operand_types import as_b16, operand_type
 from ..simt.lang.dialect import Dialect
 from ..simt.lang.emission import Emission
 from ..simt.lang.function import Function, Members
@@ -19,7 +19,7 @@ from .tma_epilogue import residual_of, supports_tma_store
 from .tma_gemm import Operands, TmaGemm, supports_tma, tile_k, without_stride
 
 MIN_RESULTS = 2 << 14  # per SM: two tiles. With fewer, split-K kernels are faster
-TILE_K = 64  # two-byte units of a stage
+TILE_K = 64  # b16 elements of a stage
 DTYPES = ("float16", "bfloat16", "uint8")  # of operands and results
 
 
@@ -42,7 +42,7 @@ def supports_dual_conv(kernel: DualConv2d, dialect: Dialect) -> bool:
     device = device_of(dialect)
     if tile_k(last) < TILE_K and last.outputs[0].dtype != "uint8":
         return False
-    return (p.m, p.n) == (q.m, q.n) and p.m * p.n >= MIN_RESULTS * device.units and any(_plans(last, device))
+    return (p.m, p.n) == (q.m, q.n) and p.m * p.n >= MIN_RESULTS * device.compute_units and any(_plans(last, device))
 
 
 def emit_dual_conv(kernel: DualConv2d, dialect: Dialect) -> Emission:
@@ -55,10 +55,10 @@ def emit_dual_conv(kernel: DualConv2d, dialect: Dialect) -> Emission:
 
 def _plans(last: Conv2d, device: CUDADevice) -> Iterator[Plan]:
     """Yield the plans that leave registers for the results of the first convolution."""
-    units, kind, size = in_units(last), operand_type(last), dtypes.DTYPES[last.outputs[0].dtype].size
-    assert units is not None and kind is not None
-    one = device.with_units(1)  # no narrow tiles
-    for plan in candidates(Problem(product_of(units), tile_k(last), size=size, columns=kind.columns), one):
+    viewed, kind, size = as_b16(last), operand_type(last), dtypes.DTYPES[last.outputs[0].dtype].size
+    assert viewed is not None and kind is not None
+    one = device.with_sms(1)  # no narrow tiles
+    for plan in candidates(Problem(product_of(viewed), tile_k(last), size=size, columns=kind.columns), one):
         if plan.tma_store and registers(plan.m, plan.n, plan.blocks_per_sm, True) <= device.registers:
             yield plan
 
@@ -74,9 +74,9 @@ class DualTmaConv(TmaGemm):
         super().__init__(last, dialect, plan)
         self.f = Function(kernel, dialect, explicit_wait=True)
         self.at = len(last.inputs)
-        units = in_units(first)
-        assert isinstance(units, Conv2d)
-        self.first = Operands(without_stride(units), self.at, self.at + 1)
+        viewed = as_b16(first)
+        assert isinstance(viewed, Conv2d)
+        self.first = Operands(without_stride(viewed), self.at, self.at + 1)
 
     def _first(self) -> Operands:
         return self.first

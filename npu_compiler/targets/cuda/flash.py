@@ -29,10 +29,10 @@ def emit_wgmma_flash(kernel: Attention, dialect: Dialect) -> Emission:
     """Return the function of an ``attention`` kernel for which :func:`supports_attention`."""
     f, (q, k, v), out = Function(kernel, dialect, explicit_wait=True), kernel.inputs[:3], kernel.outputs[0]
     (b, h, sq, d), positions = q.shape, mask_and_positions(kernel)[1]
-    warpgroups = 2 if blocks(sq, 128) * h * b >= dialect.device.units else 1
+    warpgroups = 2 if blocks(sq, 128) * h * b >= dialect.device.compute_units else 1
     # two warpgroups take the registers of a third one, which issues the copies
     rows, threads = 64 * warpgroups, 128 * warpgroups + (SUBGROUP if warpgroups == 1 else WARPGROUP)
-    f.per_unit = 1
+    f.resident = 1
     types, sizes = flash_sizes(kernel, rows, KEYS, threads)
     tma_store = not any(s % 8 for s in (*out.strides[:3], out.offset))
     arrays = [

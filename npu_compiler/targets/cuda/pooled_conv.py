@@ -33,7 +33,7 @@ def supports_pooled_conv(kernel: PooledConv2d, dialect: Dialect) -> bool:
     plan = _plan(conv, device)
     if plan is None or oh % BLOCK or ow % (plan.m // 64 * BLOCK):
         return False
-    at_once = device.units * plan.blocks_per_sm
+    at_once = device.compute_units * plan.blocks_per_sm
     return images >= MIN_OCCUPANCY * blocks(images, at_once) * at_once
 
 
@@ -62,7 +62,7 @@ def is_max_pool(pool: Loops) -> bool:
 
 
 def _results(conv: Conv2d, plan: Plan) -> tuple[int, int, int]:
-    """Return the two-byte units that hold a step's results, and the words of the edge and of the line above."""
+    """Return the b16 elements that hold a step's results, and the words of the edge and of the line above."""
     size = dtypes.DTYPES[conv.outputs[0].dtype].size
     words = plan.n * size // 4
     return plan.m * plan.n * size // 2, 2 * BLOCK * words, conv.outputs[0].shape[2] // STRIDE * 2 * words
@@ -88,7 +88,7 @@ class PooledTmaConv(TmaConv):
         super().__init__(kernel.conv, dialect, plan)
         self.f = Function(kernel, dialect, explicit_wait=True)
 
-    def _units(self, images: int, shares: int) -> int:
+    def _parallelism(self, images: int, shares: int) -> int:
         return images
 
     def _out(self) -> str:

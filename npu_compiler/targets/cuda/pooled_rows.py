@@ -17,7 +17,7 @@ from .tma_conv import ALIGNED, TmaConv, in_lines, is_rows, line_pitch
 from .tma_epilogue import residual_of, supports_tma_store
 
 PIXELS = 32, 48, 64, 96, 112, 128  # of a line: columns of wgmma whose other operand is in registers (wgmma.h)
-POOLED = 4, 2, 1  # pooled lines of a unit, best first
+POOLED = 4, 2, 1  # pooled lines of a band, best first
 STAGES, WARPGROUPS = 2, 2
 
 
@@ -32,9 +32,9 @@ def supports_pooled_rows(kernel: PooledConv2d, dialect: Dialect) -> bool:
     _, _, ow, k = conv.outputs[0].shape
     if k != pooled_conv.COLUMNS or ow not in PIXELS or not supports_tma_store(conv):
         return False
-    if residual_of(conv) != -1 or not _lines_of_unit(conv, device):
+    if residual_of(conv) != -1 or not _lines_of_band(conv, device):
         return False
-    return _units(conv, device) >= pooled_conv.MIN_OCCUPANCY * device.units * WARPGROUPS
+    return _bands(conv, device) >= pooled_conv.MIN_OCCUPANCY * device.compute_units * WARPGROUPS
 
 
 def emit_pooled_rows(kernel: PooledConv2d, dialect: Dialect) -> Emission:
@@ -42,16 +42,16 @@ def emit_pooled_rows(kernel: PooledConv2d, dialect: Dialect) -> Emission:
     return PooledRows(kernel, dialect).emit()
 
 
-def _lines_of_unit(conv: Conv2d, device: CUDADevice) -> int:
-    """Return the pooled lines of a unit: the most that fit shared memory; 0: none."""
-    room = device.shared_per_unit - GROUP_EXTRA - _staged(conv) * 2
+def _lines_of_band(conv: Conv2d, device: CUDADevice) -> int:
+    """Return the pooled lines of a band: the most that fit shared memory; 0: none."""
+    room = device.shared_per_sm - GROUP_EXTRA - _staged(conv) * 2
     pooled = conv.outputs[0].shape[1] // 2
     return next((n for n in POOLED if pooled % n == 0 and WARPGROUPS * STAGES * _stage(conv, n) * 2 <= room), 0)
 
 
-def _units(conv: Conv2d, device: CUDADevice) -> int:
-    """Return the number of units of all images."""
-    return conv.outputs[0].shape[0] * conv.outputs[0].shape[1] // 2 // _lines_of_unit(conv, device)
+def _bands(conv: Conv2d, device: CUDADevice) -> int:
+    """Return the number of bands of all images."""
+    return conv.outputs[0].shape[0] * conv.outputs[0].shape[1] // 2 // _lines_of_band(conv, device)
 
 
 def _lines(conv: Conv2d, pooled: int) -> int:
@@ -65,7 +65,7 @@ def _stage(conv: Conv2d, pooled: int) -> int:
 
 
 def _staged(conv: Conv2d) -> int:
-    """Return the two-byte units of the pooled lines that warpgroups write: two each."""
+    """Return the b16 elements of the pooled lines that warpgroups write: two each."""
     size = dtypes.DTYPES[conv.outputs[0].dtype].size
     return WARPGROUPS * 2 * conv.outputs[0].shape[2] // 2 * pooled_conv.COLUMNS * size // 2
 
@@ -84,18 +84,18 @@ class PooledRows(TmaConv):
     def emit(self) -> Emission:
         f, plan, conv = self.f, self.plan, in_lines(self.kernel)
         assert conv is not None
-        f.per_unit, device = 1, device_of(self.dialect)
-        pooled = _lines_of_unit(conv, device)
+        f.resident, device = 1, device_of(self.dialect)
+        pooled = _lines_of_band(conv, device)
         (images, oh, ow, _), x = conv.outputs[0].shape, conv.inputs[0]
-        units = oh // 2 // pooled
+        bands = oh // 2 // pooled
         f.prefetch_constants(conv.rhs + 1)
         ring = f.array(self.kind.ctype, "ring", WARPGROUPS * STAGES * _stage(conv, pooled))
         staging = f.array(self.kind.ctype, "staging", _staged(conv))
         full = f.array("int64_t", "full", 2 * WARPGROUPS * STAGES)
         flags, epilogue = self._epilogue()
-        workgroups = min(device.units, blocks(images * units, WARPGROUPS))
+        workgroups = min(device.compute_units, blocks(images * bands, WARPGROUPS))
         sizes = dict(
-            TILE_M=plan.m, TILE_N=plan.n, STAGES=STAGES, IMAGES=images, OH=oh, OW=ow, POOLED=pooled, UNITS=units,
+            TILE_M=plan.m, TILE_N=plan.n, STAGES=STAGES, IMAGES=images, OH=oh, OW=ow, POOLED=pooled, BANDS=bands,
             RANGES=workgroups * WARPGROUPS, LINES=_lines(conv, pooled), LINES_SIZE=_stage(conv, pooled),
             PITCH=line_pitch(conv), TAPS=math.prod(conv.kernel_size), CHANNELS=conv.channels[0],
             STRIDE_H=conv.stride[0], DILATION_H=conv.dilation[0], IMAGE_SIZE=x.strides[0], IMAGE_H=x.shape[1],

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ...schedule.anchors import Conv2d, Gemm
 from ...support import dtypes
 from ..simt.kernels.gemm import Product, product_of
-from ..simt.kernels.operand_types import in_units, operand_type
+from ..simt.kernels.operand_types import as_b16, operand_type
 from ..simt.lang.dialect import SUBGROUP, Dialect
 from ..simt.lang.function import blocks
 from .devices import CUDADevice, TMACosts
@@ -66,7 +66,7 @@ def piece_columns(n: int, size: int) -> int:
 
 
 def result_stages(m: int, n: int, step: int, size: int, outputs: int = 1) -> int:
-    """Return the number of stages of the ring, of [m + n, step] two-byte units each, that hold the results of a tile,
+    """Return the number of stages of the ring, of [m + n, step] b16 elements each, that hold the results of a tile,
     of ``size`` bytes each; 0 if a stage does not hold one piece."""
     columns = piece_columns(n, size)
     per_stage = (m + n) * step * 2 // (m * columns * size) // outputs
@@ -109,10 +109,10 @@ class Codes(NamedTuple):
 class Problem:
     """A product for which tiles are chosen.
 
-    ``product``: its sizes. ``step``: units of two bytes of a stage along K. ``residual``: whether the epilogue reads
+    ``product``: its sizes. ``step``: b16 elements of a stage along K. ``residual``: whether the epilogue reads
     one. ``size``: bytes of a result; 0: TMA cannot store them. ``outputs``: their number. ``columns``: widths are
-    multiples of it. ``scaled``: columns have scales. ``codes``: of the right operand, if warps decode it. ``units``:
-    units of two bytes of memory that it accesses at least.
+    multiples of it. ``scaled``: columns have scales. ``codes``: of the right operand, if warps decode it. ``nbytes``:
+    of memory that it accesses at least.
     """
 
     product: Product
@@ -123,20 +123,20 @@ class Problem:
     columns: int = 8
     scaled: bool = False
     codes: Codes | None = None
-    units: int = 0
+    nbytes: int = 0
 
 
 def choose(kernel: Gemm | Conv2d, step: int, tiles: bool, dialect: Dialect) -> Plan:
-    """Return the fastest plan of a product according to :func:`cost`. ``step``: units of a stage along K. ``tiles``:
-    whether TMA can store the results."""
-    product, kind, device = in_units(kernel), operand_type(kernel), device_of(dialect)
+    """Return the fastest plan of a product according to :func:`cost`. ``step``: b16 elements of a stage along K.
+    ``tiles``: whether TMA can store the results."""
+    product, kind, device = as_b16(kernel), operand_type(kernel), device_of(dialect)
     assert product is not None and kind is not None
     out, residual = kernel.outputs[0], _has_residual(kernel)
     touched = [kernel.inputs[0], kernel.weight, out, *[out] * residual]
     problem = Problem(
         product_of(product), step, residual, dtypes.DTYPES[out.dtype].size if tiles else 0,
         min(len(kernel.outputs), 2), N_MAJOR_COLUMNS if kernel.n_major else kind.columns, bool(kind.format),
-        units=sum(math.prod(o.shape) * dtypes.DTYPES[o.dtype].size for o in touched) // 2,
+        nbytes=sum(math.prod(o.shape) * dtypes.DTYPES[o.dtype].size for o in touched),
     )  # fmt: skip
     return min(
         candidates(problem, device),
@@ -156,7 +156,7 @@ def choose_decoded(kernel: Gemm, codes: Codes, dialect: Dialect) -> Plan | None:
     size = dtypes.DTYPES[out.dtype].size
     touched = math.prod(out.shape) * size * (1 + residual) + math.prod(kernel.inputs[0].shape) * 2 + codes.nbytes
     problem = Problem(
-        product_of(kernel), DECODED_STEP, residual, outputs=min(len(kernel.outputs), 2), codes=codes, units=touched // 2
+        product_of(kernel), DECODED_STEP, residual, outputs=min(len(kernel.outputs), 2), codes=codes, nbytes=touched
     )
 
     def fits(plan: Plan) -> bool:
@@ -177,7 +177,7 @@ def candidates(problem: Problem, device: CUDADevice) -> Iterator[Plan]:
     """Yield the plans that fit the device."""
     splits = [(1, n) for n in (1, 2, 3, 4)] + [(size, 1) for size, at_once in device.clusters if at_once]
     for m in (64, 128):
-        for n in _widths(problem.product, m, device.units, problem.columns):
+        for n in _widths(problem.product, m, device.compute_units, problem.columns):
             for split, blocks_per_sm in splits:
                 plan = _plan(problem, device, m, n, split, blocks_per_sm)
                 if plan is not None:
@@ -206,7 +206,7 @@ def _plan(problem: Problem, device: CUDADevice, m: int, n: int, splits: int, blo
     if not promoted and registers(m, n, blocks_per_sm, prefetch) > device.registers:
         return None
     plan = Plan(m, n, stages, splits, blocks_per_sm, prefetch, tma_store, promoted)
-    many = blocks(p.m, m) * blocks(p.n, n) * p.batch > device.units
+    many = blocks(p.m, m) * blocks(p.n, n) * p.batch > device.compute_units
     long = blocks(p.k, step) >= plan.store_parts(p.products)
     plain = not (problem.residual or promoted or tma_store or problem.codes) and problem.outputs == 1
     return replace(plan, overlap=one and many and long and plain)
@@ -214,7 +214,7 @@ def _plan(problem: Problem, device: CUDADevice, m: int, n: int, splits: int, blo
 
 def _stages(problem: Problem, device: CUDADevice, m: int, n: int, splits: int, blocks_per_sm: int) -> int:
     """Return the stages for which each of ``blocks_per_sm`` thread blocks has shared memory."""
-    room = device.shared_per_unit // blocks_per_sm - GROUP_EXTRA
+    room = device.shared_per_sm // blocks_per_sm - GROUP_EXTRA
     room -= split_floats(m, n) * 4 if splits > 1 else 0
     room -= column_scale_floats(m, n) * 4 if problem.scaled else 0
     stage = (m + n) * problem.step * 2
@@ -224,11 +224,11 @@ def _stages(problem: Problem, device: CUDADevice, m: int, n: int, splits: int, b
     return min(room // stage, MAX_STAGES)
 
 
-def _widths(p: Product, m: int, units: int, columns: int) -> list[int]:
+def _widths(p: Product, m: int, sms: int, columns: int) -> list[int]:
     """Return the possible columns of a tile of ``m`` rows. A narrow product with more tiles than SMs uses the smallest
     of ``WIDTHS``."""
     fit = [n for n in (*WIDTHS, *ONE_TILE) if n % (columns * p.products) == 0 and n < p.n + 32] or [32 * p.products]
-    few = [n for n in fit if n not in ONE_TILE or blocks(p.m, m) * blocks(p.n, n) * p.batch <= units]
+    few = [n for n in fit if n not in ONE_TILE or blocks(p.m, m) * blocks(p.n, n) * p.batch <= sms]
     return few or [WIDTHS[0]]
 
 
@@ -243,9 +243,9 @@ def cost(problem: Problem, plan: Plan, device: CUDADevice) -> float:
     p, c = problem.product, device.tma
     assert c is not None
     thread_blocks = blocks(p.m, plan.m) * blocks(p.n, plan.n) * p.batch * plan.splits
-    at_once = dict(device.clusters)[plan.splits] if plan.splits > 1 else device.units * plan.blocks_per_sm
+    at_once = dict(device.clusters)[plan.splits] if plan.splits > 1 else device.compute_units * plan.blocks_per_sm
     loop, store, tile = _loop_cost(problem, plan, c), *_store_cost(problem, plan, c)
-    together = min(plan.blocks_per_sm, blocks(thread_blocks, device.units))
+    together = min(plan.blocks_per_sm, blocks(thread_blocks, device.compute_units))
     waves, results = blocks(thread_blocks, at_once), plan.m * plan.n
     work = waves * max(loop + store + tile, together * max(loop, store))
     if plan.tma_store and problem.size == 1:
@@ -260,7 +260,7 @@ def cost(problem: Problem, plan: Plan, device: CUDADevice) -> float:
     column = problem.codes.column if problem.codes else problem.step * 2  # bytes in a stage
     streamed = min(thread_blocks, at_once) * plan.stages * plan.n * column / blocks(p.m, plan.m) / c.latency
     rate = min(c.bandwidth, streamed) if p.m <= 2 * plan.m else c.bandwidth
-    return max(work, 2 * problem.units / rate + c.start) + 0.05 * work + c.launch
+    return max(work, problem.nbytes / rate + c.start) + 0.05 * work + c.launch
 
 
 def _loop_cost(problem: Problem, plan: Plan, c: TMACosts) -> float:

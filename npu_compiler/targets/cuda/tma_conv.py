@@ -12,7 +12,7 @@ import math
 from ...schedule.anchors import Conv2d
 from ...support import dtypes
 from ..simt.kernels.epilogue import Epilogue, Functor
-from ..simt.kernels.operand_types import in_units, operand_type
+from ..simt.kernels.operand_types import as_b16, operand_type
 from ..simt.lang.dialect import Dialect
 from ..simt.lang.emission import Emission
 from ..simt.lang.function import Members, blocks
@@ -24,7 +24,7 @@ from .tma_gemm import TmaGemm, pixel_strides
 
 BLOCK = 8  # results of a line, and lines, that wgmma multiplies together
 ROW, APART = 32, 8  # elements that a row of a filter reads of an image, and distance of two such rows
-CHANNELS, BYTE_CHANNELS = 64, 32  # two-byte units of a pixel, and those of 8-bit elements
+CHANNELS, BYTE_CHANNELS = 64, 32  # b16 elements of a pixel, and those of 8-bit channels
 MAX_BOX = 256  # pixels and lines in one TMA load
 MAX_PITCH = (1 << 14) - 1  # in the matrix descriptor of wgmma, in units of 16 bytes
 MIN_DENSITY = 0.75  # the smallest fraction of computed results that are used: blocks extend beyond the ends of lines
@@ -39,37 +39,37 @@ MIN_RING = 1 << 13  # elements, so that the array begins where the swizzle does
 def supports_tma_conv(kernel: Conv2d, dialect: Dialect) -> bool:
     """Whether :func:`emit_tma_conv` supports ``kernel``: its lines fit in shared memory, and there are enough of
     them."""
-    units, device = in_lines(kernel), device_of(dialect)
-    if units is None or _plan(units, device) is None:
+    viewed, device = in_lines(kernel), device_of(dialect)
+    if viewed is None or _plan(viewed, device) is None:
         return False
-    return _bands(units) * units.outputs[0].shape[0] >= _min_bands(units, device)
+    return _bands(viewed) * viewed.outputs[0].shape[0] >= _min_bands(viewed, device)
 
 
 def in_lines(kernel: Conv2d) -> Conv2d | None:
-    """Return ``kernel`` in two-byte units if TMA can load the lines of pixels that it reads, else None."""
-    units, kind = in_units(kernel), operand_type(kernel)
-    if not isinstance(units, Conv2d) or kind is None or kernel.channels[1] % kind.columns:
+    """Return ``kernel`` with b16 operands if TMA can load the lines of pixels that it reads, else None."""
+    viewed, kind = as_b16(kernel), operand_type(kernel)
+    if not isinstance(viewed, Conv2d) or kind is None or kernel.channels[1] % kind.columns:
         return None
-    a, w = units.inputs[0], units.weight
-    if units.groups > 1 or units.splits > 1 or a.offset % 8 or w.offset % 8 or units.stride[1] > 1:
+    a, w = viewed.inputs[0], viewed.weight
+    if viewed.groups > 1 or viewed.splits > 1 or a.offset % 8 or w.offset % 8 or viewed.stride[1] > 1:
         return None
     if any(s <= 0 or s % 8 for s in pixel_strides(a)) or a.strides[3] != 1:
         return None
-    if is_rows(units):
-        fits = a.shape[3] == ROW and units.kernel_size[1] == 1 and tuple(units.padding) == (0, 0, 0, 0)
+    if is_rows(viewed):
+        fits = a.shape[3] == ROW and viewed.kernel_size[1] == 1 and tuple(viewed.padding) == (0, 0, 0, 0)
     else:
-        _, oh, ow, _ = units.outputs[0].shape
+        _, oh, ow, _ = viewed.outputs[0].shape
         channels = BYTE_CHANNELS if kind.elements > 1 else CHANNELS
-        dense = oh * ow >= MIN_DENSITY * _bands(units) * _tiles(units) * BLOCK * BLOCK
-        fits = a.shape[3] == channels <= a.strides[2] and math.prod(units.kernel_size) > 1 and dense
-    return units if fits else None
+        dense = oh * ow >= MIN_DENSITY * _bands(viewed) * _tiles(viewed) * BLOCK * BLOCK
+        fits = a.shape[3] == channels <= a.strides[2] and math.prod(viewed.kernel_size) > 1 and dense
+    return viewed if fits else None
 
 
 def emit_tma_conv(kernel: Conv2d, dialect: Dialect) -> Emission:
     """Return the function of a kernel for which :func:`supports_tma_conv`."""
-    units = in_units(kernel)
-    assert isinstance(units, Conv2d)
-    plan = _plan(units, device_of(dialect))
+    viewed = as_b16(kernel)
+    assert isinstance(viewed, Conv2d)
+    plan = _plan(viewed, device_of(dialect))
     assert plan is not None
     return TmaConv(kernel, dialect, plan).emit()
 
@@ -89,7 +89,7 @@ def _tiles(kernel: Conv2d) -> int:
 
 def _enough(device: CUDADevice) -> int:
     """Return the number of bands that occupies most SMs."""
-    return device.units * 8 // 11
+    return device.compute_units * 8 // 11
 
 
 def _min_bands(kernel: Conv2d, device: CUDADevice) -> int:
@@ -154,7 +154,7 @@ def plan_fits(kernel: Conv2d, plan: Plan, nbytes: int, device: CUDADevice) -> bo
         return False
     total = _ring(kernel, plan.n, plan.stages) * 2 + GROUP_EXTRA + nbytes
     few = registers(plan.m, plan.n, plan.blocks_per_sm, plan.prefetch) <= device.registers
-    return few and total * plan.blocks_per_sm <= device.shared_per_unit
+    return few and total * plan.blocks_per_sm <= device.shared_per_sm
 
 
 class TmaConv(TmaGemm):
@@ -164,9 +164,9 @@ class TmaConv(TmaGemm):
     header = "tma_conv.h"
 
     def emit(self) -> Emission:
-        f, plan, kernel = self.f, self.plan, in_units(self.kernel)
+        f, plan, kernel = self.f, self.plan, as_b16(self.kernel)
         assert isinstance(kernel, Conv2d)
-        f.per_unit, rows, attrs = plan.blocks_per_sm, is_rows(kernel), kernel
+        f.resident, rows, attrs = plan.blocks_per_sm, is_rows(kernel), kernel
         (images, oh, ow, k), step = kernel.outputs[0].shape, attrs.channels[0]
         weights = TileMap((self.p.k, self.p.n, 1), (self.p.k * 2, self.p.k * 2 * k), (step, plan.n, 1), step * 2)
         right = f.tile_map(kernel.rhs, weights)
@@ -178,9 +178,9 @@ class TmaConv(TmaGemm):
         if plan.tma_store:
             staging = f.array(self.kind.ctype, "staging", plan.m * plan.n * self.result_size // 2)
         full = f.array("int64_t", "full", 2 * plan.stages + 1)
-        bands, tiles, at_once = _bands(kernel), _tiles(kernel), self.dialect.device.units * plan.blocks_per_sm
+        bands, tiles, at_once = _bands(kernel), _tiles(kernel), self.dialect.device.compute_units * plan.blocks_per_sm
         shares = max(1, min(tiles // (plan.m // 64), at_once // (images * bands)))  # thread blocks of a band
-        workgroups = min(self._units(images, bands * shares), at_once)
+        workgroups = min(self._parallelism(images, bands * shares), at_once)
         flags, epilogue = self._epilogue()
         sizes = dict(
             M=self.p.m, N=self.p.n, TILE_M=plan.m, TILE_N=plan.n, STAGES=plan.stages, STEP=workgroups, IMAGES=images,
@@ -205,8 +205,8 @@ class TmaConv(TmaGemm):
         window = (c, line_pitch(kernel) // c, _lines(kernel), 1)
         return TileMap((c, w, h, n), tuple(s * 2 for s in reversed(pixel_strides(x))), window, c * 2)
 
-    def _units(self, images: int, shares: int) -> int:
-        """Return the units of work that thread blocks take in turn: ``shares`` of each image."""
+    def _parallelism(self, images: int, shares: int) -> int:
+        """Return the most thread blocks that have work: one for each of the ``shares`` of an image."""
         return images * shares
 
     def _pool(self) -> str:

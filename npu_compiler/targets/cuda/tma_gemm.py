@@ -13,7 +13,7 @@ from ...support import dtypes
 from ...weights.block_rows import ROWS
 from ..simt.kernels.epilogue import Epilogue, Functor
 from ..simt.kernels.gemm import WGMMA_ROWS, product_of
-from ..simt.kernels.operand_types import in_units, operand_type
+from ..simt.kernels.operand_types import as_b16, operand_type
 from ..simt.lang.dialect import SUBGROUP, Dialect
 from ..simt.lang.emission import Emission
 from ..simt.lang.function import Function, Members, blocks, constants
@@ -41,10 +41,10 @@ MAX_PRIMED = 36 << 10  # bytes of weights: an SM's loads are served in order, so
 def supports_tma(kernel: Gemm | Conv2d) -> bool:
     """Whether TMA can load the operands of ``kernel``: rows of 8-bit or 16-bit types that begin at multiples of 16
     bytes, and for a convolution a multiple of 64 bytes of channels."""
-    units = None if isinstance(kernel, Gemm) and kernel.prologue is not None else in_units(kernel)
-    if units is None:
+    viewed = None if isinstance(kernel, Gemm) and kernel.prologue is not None else as_b16(kernel)
+    if viewed is None:
         return False
-    kernel, p = units, product_of(units)
+    kernel, p = viewed, product_of(viewed)
     a, w = kernel.inputs[0], kernel.weight
     if p.splits > 1 or p.m <= WGMMA_ROWS or p.n < 16 or a.offset % 8 or w.offset % 8 or p.k % 8:
         return False
@@ -63,13 +63,13 @@ def supports_tma(kernel: Gemm | Conv2d) -> bool:
 
 
 def tile_k(kernel: Gemm | Conv2d) -> int:
-    """Return the two-byte units of a stage along K, 64 or 32; 0 if the channels of a convolution are a multiple of
+    """Return the b16 elements of a stage along K, 64 or 32; 0 if the channels of a convolution are a multiple of
     neither. TMA must be able to load the operands (:func:`supports_tma`)."""
-    units = in_units(kernel)
-    assert units is not None
-    if isinstance(units, Gemm) or is_plain(units):
-        return 64 if product_of(units).k > 32 else 32
-    channels = units.channels[0]
+    viewed = as_b16(kernel)
+    assert viewed is not None
+    if isinstance(viewed, Gemm) or is_plain(viewed):
+        return 64 if product_of(viewed).k > 32 else 32
+    channels = viewed.channels[0]
     return 64 if channels % 64 == 0 else 32 if channels % 32 == 0 else 0
 
 
@@ -140,22 +140,22 @@ class TmaGemm:
     team = 1
 
     def __init__(self, kernel: Gemm | Conv2d, dialect: Dialect, plan: Plan, source: Gemm | None = None):
-        units, kind = in_units(kernel), operand_type(kernel)
-        assert units is not None and kind is not None
+        viewed, kind = as_b16(kernel), operand_type(kernel)
+        assert viewed is not None and kind is not None
         self.kernel, self.dialect, self.plan, self.kind = kernel, dialect, plan, kind
-        self.p = product_of(units)
+        self.p = product_of(viewed)
         self.f = Function(source or kernel, dialect, explicit_wait=True)
         result = dtypes.DTYPES[kernel.outputs[0].dtype]
         self.result_size = result.size
         self.types = {"T": kind.ctype, "Sum": kind.sum_ctype, "R": result.ctype}
         self.step = tile_k(kernel)
         self.threads = plan.m * 2 + (WARPGROUP if plan.load_warpgroup else SUBGROUP)
-        self.operands = Operands(without_stride(units), 0, kernel.rhs)
+        self.operands = Operands(without_stride(viewed), 0, kernel.rhs)
 
     def emit(self) -> Emission:
         """Return the function."""
         f, plan, p = self.f, self.plan, self.p
-        f.cluster, f.per_unit = plan.splits, plan.blocks_per_sm
+        f.cluster, f.resident = plan.splits, plan.blocks_per_sm
         stages = plan.stages * (plan.m + plan.n) * self.step
         ring = f.array(self.kind.ctype, "ring", stages + self.codes // 2)
         parts = "nullptr"
@@ -170,7 +170,7 @@ class TmaGemm:
         scale = row_scale(self.kernel, f) if self.kernel.row_scale is not None else "NoRowScale{}"
         columns = self._column_scale() if self.kind.format else "NoColumnScale{}"
         tiles = blocks(p.m, plan.m) * blocks(p.n, plan.n) * p.batch  # each by ``splits`` thread blocks
-        clusters = tiles if plan.splits > 1 else min(tiles, self.dialect.device.units * plan.blocks_per_sm)
+        clusters = tiles if plan.splits > 1 else min(tiles, self.dialect.device.compute_units * plan.blocks_per_sm)
         sums = self.kernel.outputs[-1].shape[1] if self.sums_rows else 0
         sizes = dict(
             M=p.m, N=p.n, BATCH=p.batch, PRODUCTS=p.products, BATCHED_RIGHT=self._batches(self.operands.kernel) > 1,
@@ -337,7 +337,7 @@ class TmaGemm:
     def _hold(self, kernel: Gemm | Conv2d, members: Members, at: int = 0) -> None:
         """Keep the vectors of an epilogue in shared memory if there is room for them. ``at``: what is added to operand
         numbers."""
-        room = device_of(self.dialect).shared_per_unit // self.plan.blocks_per_sm - GROUP_EXTRA
+        room = device_of(self.dialect).shared_per_sm // self.plan.blocks_per_sm - GROUP_EXTRA
         if sum(a.nbytes for a in self.f.arrays) + vector_bytes(kernel) <= room:
             hold_vectors(kernel, members, self.threads, at)
 

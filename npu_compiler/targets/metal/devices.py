@@ -28,9 +28,9 @@ class AppleGPU(GPU):
 
 
 DEVICES = (
-    AppleGPU("apple7", "M1", units=16, shared_bytes=32 << 10),
-    AppleGPU("apple8", "M2", units=19, shared_bytes=32 << 10),
-    AppleGPU("apple9", "M3, M4", units=18, shared_bytes=32 << 10),
+    AppleGPU("apple7", "M1", compute_units=16, shared_bytes=32 << 10),
+    AppleGPU("apple8", "M2", compute_units=19, shared_bytes=32 << 10),
+    AppleGPU("apple9", "M3, M4", compute_units=18, shared_bytes=32 << 10),
 )
 
 

@@ -24,7 +24,7 @@ _SHARED = re.compile(r"^\s*threadgroup uint4 \w+\[(\d+)\];", re.MULTILINE)
 _UNUSED = "(void)workgroup, (void)tid, (void)lane, (void)subgroup;"
 
 
-def entry(name: str, params: Sequence[Param], threads: int, per_unit: int) -> str:
+def entry(name: str, params: Sequence[Param], threads: int, resident: int) -> str:
     """Return the opening of a kernel (see ``Dialect.entry``). Buffers are numbered in order; a kernel has no other
     arguments, because sizes are literals."""
     declared = [f"{_qualifiers(p)} {p.ctype}* {p.name} [[buffer({i})]]" for i, p in enumerate(params)]

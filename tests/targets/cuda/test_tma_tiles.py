@@ -70,7 +70,7 @@ def test_a_plan_fits_the_chip(name: str) -> None:
     plan = choose(kernel, step, supports_tma_store(kernel), HOPPER)
     functions = Functions(HOPPER)
     launch = functions.launch(kernel)
-    available = device_of(HOPPER).shared_per_unit - 1024 * plan.blocks_per_sm
+    available = device_of(HOPPER).shared_per_sm - 1024 * plan.blocks_per_sm
     assert (launch.shared or 48 << 10) * plan.blocks_per_sm <= available
     assert plan.stages >= 3 and plan.n // 2 * launch.threads * plan.blocks_per_sm <= HOPPER.device.registers
     assert launch.workgroups % plan.splits == 0 and [m[0] for m in launch.maps][:2] == [-1, 1]
@@ -138,8 +138,8 @@ def test_lines_of_pixels_fit_the_chip(name: str) -> None:
     functions = Functions(HOPPER)
     launch = functions.launch(kernel)
     assert '#include "tma_conv.h"' in functions.text[launch.function] and launch.workgroups == groups
-    per_unit = -(-groups // HOPPER.device.units)
-    assert (launch.shared or 48 << 10) * per_unit <= device_of(HOPPER).shared_per_unit - 1024 * per_unit
+    resident = -(-groups // HOPPER.device.compute_units)
+    assert (launch.shared or 48 << 10) * resident <= device_of(HOPPER).shared_per_sm - 1024 * resident
     assert all(max(m[2].box) <= 256 and all(s % 16 == 0 for s in m[2].strides) for m in launch.maps)
 
 

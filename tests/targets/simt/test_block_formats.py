@@ -103,7 +103,7 @@ def test_quads_with_different_rows() -> None:
     runs = _rows(1, 2, (0, 60), 512)
     outlier = runs[0][0].clone()
     outlier[0, 100] *= 3000.0
-    with host_in("one unit"):
+    with host_in("one compute unit"):
         program = _check("host", HostBackend(), names, "bfloat16", [*runs, (outlier,)], 790)
     assert program.sources["kernels.cpp"].count("RowFragments<") > len(names)
 
@@ -116,7 +116,7 @@ def test_integers_of_elements_that_are_not_finite(value: float) -> None:
     model, (x,) = Layers(names, 790, 512).eval().to(torch.bfloat16), _rows(1, 1, (0,), 512)[0]
     x[0, 300] = value
     args = cast((x,), torch.bfloat16)
-    with host_in("one unit"):
+    with host_in("one compute unit"):
         program = npu_compiler.compile(capture(model, args), "host", weights={f"{n}.weight": n for n in names})
         results = run_on_cpu(program, state_dict_numpy(model), [args], HostBackend())
     assert program.sources["kernels.cpp"].count("RowFragments<") == len(names)

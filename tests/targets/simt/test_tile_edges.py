@@ -179,7 +179,7 @@ VECTORS: Cases = {
 @dtypes
 def test_threads_that_take_vectors(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where rows and vectors are many, and images as rows of pixels."""
-    monkeypatch.setattr(depthwise, "PER_UNIT", 0)
+    monkeypatch.setattr(depthwise, "RESIDENT", 0)
     monkeypatch.setattr(loops, "VECTOR_ROWS", 1)
     monkeypatch.setattr(loops, "MIN_UNROLLED_VECTORS", 1)
     rows = replace(target_config.target_config("metal"), image_row=32)

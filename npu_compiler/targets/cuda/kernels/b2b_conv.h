@@ -9,7 +9,7 @@
 //
 // Constants of D, in addition to those of tma_epilogue.h: PIXELS of all images; WARPGROUPS; PIXEL_SLOTS: tiles of pixels
 // of each warpgroup in shared memory; SLOTS for pieces of each warpgroup; TILES of 64 pixels; STEP: warpgroups of the
-// launch; K: two-byte units of a pixel; COLUMNS, FINAL: results of the first and the second convolution; PIECE_N: columns
+// launch; K: b16 elements of a pixel; COLUMNS, FINAL: results of the first and the second convolution; PIECE_N: columns
 // of a piece; TILE_N: those that are computed at once.
 #pragma once
 #include "tma_gemm.h"
@@ -20,7 +20,7 @@ template <class D> struct FinalProduct : D {
   static constexpr bool KEEPS = false, RESIDUAL = false;
 };
 
-// Sizes count two-byte units.
+// Sizes count b16 elements.
 template <class D> struct B2bMemory {
   typedef ResultPiece<D, D::PIECE_N> P;
   typedef ResultPiece<FinalProduct<D>> Q;
@@ -28,7 +28,7 @@ template <class D> struct B2bMemory {
   static constexpr int PIECES = D::COLUMNS / P::COLUMNS, USES = PIECES + Q::COUNT;  // USES: slots that a tile passes through
   static constexpr int KINDS = D::KEEPS ? 2 : 1, PIXELS = PIECE * D::K;
   static constexpr int EACH = D::PIXEL_SLOTS * KINDS * PIXELS + D::SLOTS * P::SIZE;  // of a warpgroup
-  static constexpr int FILTERS = D::COLUMNS * D::K, FINAL = D::FINAL * P::UNITS;     // FINAL: for one piece of results
+  static constexpr int FILTERS = D::COLUMNS * D::K, FINAL = D::FINAL * P::ROW_B16;  // FINAL: of one piece of results
 };
 
 // The pixels of a warpgroup's tiles. Only the leader, one thread, calls load().
@@ -65,7 +65,7 @@ template <class D> struct PieceSlots {
     if (tile >= D::TILES) return;
     if (D::RESIDUAL && use < Memory::PIECES) {
       mbarrier_expect_bytes(ready + slot, P::SIZE * 2);
-      tma_load(memory + slot * P::SIZE, *to.residual, ready + slot, use * P::UNITS, tile * PIECE, 0);
+      tma_load(memory + slot * P::SIZE, *to.residual, ready + slot, use * P::ROW_B16, tile * PIECE, 0);
     } else {
       mbarrier_arrive(ready + slot);
     }
@@ -118,7 +118,7 @@ INLINE void store_final(Slots& slots, const E& epilogue, const TileC<D>& sums, c
   slots.wait();
   fill_pieces<D, N, N + 1, Q::SIZE, false>(epilogue, sums, RowFactors<NoRowScale>(), row, 0, th, slots.piece(), nullptr,
                                            nullptr, nullptr);
-  slots.store(*slots.to.second, N * Q::UNITS, y, leader, false);
+  slots.store(*slots.to.second, N * Q::ROW_B16, y, leader, false);
   if constexpr (N + 1 < Q::COUNT) store_final<D, N + 1>(slots, epilogue, sums, row, y, leader, th);
 }
 
@@ -169,9 +169,9 @@ INLINE void compute_tile(TileC<FinalProduct<D>>& sums, const In& in, PieceSlots<
     fence_async_shared();
     named_barrier(1 + th.subgroup / 4, 128);
     if (leader && part == PARTS - 1) in.load(tile + D::PIXEL_SLOTS * D::STEP, in.at.slot);
-    slots.store(*slots.to.first, piece * P::UNITS, tile * PIECE, leader, first && piece == 0);
+    slots.store(*slots.to.first, piece * P::ROW_B16, tile * PIECE, leader, first && piece == 0);
     wgmma_fence();
-    wgmma<P::UNITS>(sums, place, last + piece * Memory::FINAL, piece > 0);
+    wgmma<P::ROW_B16>(sums, place, last + piece * Memory::FINAL, piece > 0);
     wgmma_commit();
   }
   wgmma_finish(sums);
@@ -199,7 +199,8 @@ INLINE void b2b_conv(const Operands<S>& operands, const TensorMap& final_filters
     tma_load(filters, operands.right, ready, 0, 0, 0);
     if constexpr (Before::ENABLED) tma_load(filters + Memory::FILTERS, before.operands.right, ready, 0, 0, 0);
     T* const last = filters + Memory::KINDS * Memory::FILTERS;
-    for (int n = 0; n < Memory::PIECES; n++) tma_load(last + n * Memory::FINAL, final_filters, ready, n * P::UNITS, 0, 0);
+    for (int n = 0; n < Memory::PIECES; n++)
+      tma_load(last + n * Memory::FINAL, final_filters, ready, n * P::ROW_B16, 0, 0);
   }
   barrier();
   pdl_wait();

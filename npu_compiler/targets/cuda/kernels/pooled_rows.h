@@ -6,14 +6,14 @@
 // two neighbouring channels of pairs of neighbouring pixels. It keeps the maxima of the lines above in registers and
 // takes the pixel to the left from the lane beside it. The pooled line goes through shared memory to become whole rows.
 //
-// A unit is POOLED pooled lines of an image. Each warpgroup computes units in order, with a ring of lines of its own,
-// which a warp of the last warpgroup fills: their first line of results is also the last one of the unit before. Two
+// A band is POOLED pooled lines of an image. Each warpgroup computes bands in order, with a ring of lines of its own,
+// which a warp of the last warpgroup fills: their first line of results is also the last one of the band before. Two
 // lines of results are multiplied at once, so that one is pooled while the other one is still multiplied. Pixels are
-// contiguous elements of an image, where a row of a filter is 32 neighbouring units of two bytes, and neighbouring
-// results begin 8 units apart, as in tma_conv.h.
+// contiguous elements of an image, where a row of a filter is 32 neighbouring b16 elements, and neighbouring
+// results begin 8 elements apart, as in tma_conv.h.
 //
-// Constants of D, in addition to those of tma_conv.h: POOLED; UNITS of an image; RANGES: warpgroups of the whole grid;
-// LINES of the image that a unit reads.
+// Constants of D, in addition to those of tma_conv.h: POOLED; BANDS of an image; RANGES: warpgroups of the whole grid;
+// LINES of the image that a band reads.
 #pragma once
 #include "max_pool.h"
 
@@ -24,24 +24,24 @@ template <class D> struct PooledRows {
   typedef WgmmaC<D::OW, typename D::Sum> Sums;
   static constexpr int WARPGROUPS = D::TILE_M / 64, STEPS = D::TAPS * D::CHANNELS / 16, K = D::TAPS * D::CHANNELS;
   static constexpr int GROUPS = D::OW / LINE_BLOCK, OH = D::OH / 2, OW = D::OW / 2;
-  static constexpr int ROW_UNITS = OW * P::UNITS;  // two-byte units of a pooled line
+  static constexpr int LINE_B16 = OW * P::ROW_B16;  // b16 elements of a pooled line
   static constexpr int WORDS = sizeof(R);          // words of two channels of two neighbouring pixels: left, right
 
   struct Range {
     int first, last;
   };
-  static INLINE Range units(int range) {
-    const int64_t all = (int64_t)D::IMAGES * D::UNITS;
+  static INLINE Range bands(int range) {
+    const int64_t all = (int64_t)D::IMAGES * D::BANDS;
     return {(int)(range * all / D::RANGES), (int)((range + 1) * all / D::RANGES)};
   }
 
-  // Loads the lines of a unit: those of the last line of results of the unit above come first.
-  static INLINE void load(T* to, const T* pixels, int64_t* full, int unit) {
-    const int pooled = unit % D::UNITS * D::POOLED, skipped = pooled == 0 ? D::STRIDE_H : 0;
+  // Loads the lines of a band: those of the last line of results of the band above come first.
+  static INLINE void load(T* to, const T* pixels, int64_t* full, int band) {
+    const int pooled = band % D::BANDS * D::POOLED, skipped = pooled == 0 ? D::STRIDE_H : 0;
     const int y0 = (2 * pooled - 1) * D::STRIDE_H + skipped, lines = D::LINES - skipped, rest = D::IMAGE_H - y0;
     const int bytes = (rest < lines ? rest : lines) * (D::PITCH * 2);
     mbarrier_expect_bytes(full, bytes);
-    tma_load_bytes(to + skipped * D::PITCH, pixels + (int64_t)(unit / D::UNITS) * D::IMAGE_SIZE + y0 * D::PITCH, full,
+    tma_load_bytes(to + skipped * D::PITCH, pixels + (int64_t)(band / D::BANDS) * D::IMAGE_SIZE + y0 * D::PITCH, full,
                    bytes);
   }
 
@@ -124,7 +124,7 @@ INLINE void pooled_rows(const typename D::T* pixels, const typename D::T* weight
   barrier();
   const bool loads = th.subgroup >= Rows::WARPGROUPS * 4;
   const int warpgroup = loads ? th.subgroup - Rows::WARPGROUPS * 4 : th.subgroup / 4;
-  const typename Rows::Range units = Rows::units(th.workgroup * Rows::WARPGROUPS + warpgroup);
+  const typename Rows::Range bands = Rows::bands(th.workgroup * Rows::WARPGROUPS + warpgroup);
   typename D::T* const own = ring + warpgroup * (D::STAGES * D::LINES_SIZE);
   full += warpgroup * D::STAGES;
   int64_t* const freed = empty + warpgroup * D::STAGES;
@@ -134,9 +134,9 @@ INLINE void pooled_rows(const typename D::T* pixels, const typename D::T* weight
       pdl_wait();
       fence_async_global();
       RingPosition<D::STAGES> at = {0, 1};
-      for (int unit = units.first; unit < units.last; unit++, at.next()) {
+      for (int band = bands.first; band < bands.last; band++, at.next()) {
         mbarrier_wait(freed + at.slot, at.phase);
-        Rows::load(own + at.slot * D::LINES_SIZE, pixels, full + at.slot, unit);
+        Rows::load(own + at.slot * D::LINES_SIZE, pixels, full + at.slot, band);
       }
     }
     return;
@@ -153,12 +153,12 @@ INLINE void pooled_rows(const typename D::T* pixels, const typename D::T* weight
   typename Rows::Sums even, odd;          // of two lines of results
   RingPosition<D::STAGES> at = {0, 0};
   int turn = 0;
-  for (int unit = units.first; unit < units.last; unit++, at.next()) {
-    const int image = unit / D::UNITS, pooled = unit % D::UNITS * D::POOLED;
+  for (int band = bands.first; band < bands.last; band++, at.next()) {
+    const int image = band / D::BANDS, pooled = band % D::BANDS * D::POOLED;
     const int row0 = (image * D::OH + 2 * pooled) * D::OW;
     mbarrier_wait(full + at.slot, at.phase);
     const typename D::T* const lines = own + at.slot * D::LINES_SIZE + line_size;
-    if (unit == units.first && pooled > 0) {
+    if (band == bands.first && pooled > 0) {
       Rows::multiply(odd, filters, lines - line_size);
       wgmma_finish(odd);
       Rows::results(epilogue, odd, row0 - D::OW, channel, th.lane, shared,
@@ -177,7 +177,7 @@ INLINE void pooled_rows(const typename D::T* pixels, const typename D::T* weight
       });
       wgmma_finish(odd);
       if (i + 1 == D::POOLED && th.tid % 128 == 0) mbarrier_arrive(freed + at.slot);
-      typename D::T* const line = staging + (warpgroup * 2 + turn) * Rows::ROW_UNITS;
+      typename D::T* const line = staging + (warpgroup * 2 + turn) * Rows::LINE_B16;
       uint before = 0;  // the last pixel of the group before, in the first lane of four
       Rows::results(epilogue, odd, row + D::OW, channel, th.lane, shared, [&](int g, const uint* pixels) {
         uint window[Rows::WORDS];
@@ -190,7 +190,7 @@ INLINE void pooled_rows(const typename D::T* pixels, const typename D::T* weight
         Rows::put(line, 4 * g + (th.lane & 3), channel, Rows::window_max(outside, window));
       });
       named_barrier(1 + warpgroup, 128);  // the other line has been stored by all threads before they are here
-      uint4* const to = (uint4*)((typename D::T*)out + (int64_t)(image * Rows::OH + pooled + i) * Rows::ROW_UNITS);
+      uint4* const to = (uint4*)((typename D::T*)out + (int64_t)(image * Rows::OH + pooled + i) * Rows::LINE_B16);
       constexpr int CHUNKS = P::ROW / 16;
 #pragma unroll
       for (int c = th.tid % 128; c < Rows::OW * CHUNKS; c += 128)

@@ -61,9 +61,9 @@ template <class D> INLINE void multiply_taps(TileC<D>& acc, const typename D::T*
   wgmma_finish(acc);
 }
 
-// The n-th unit of a thread block: a share of a band. If results are pooled, a block computes all bands of an image in
-// order.
-template <class D, class Pool> INLINE int unit_of(int workgroup, int n) {
+// The number of the n-th share that a thread block computes, over all bands of all images. If results are pooled, a
+// block computes all bands of an image in order.
+template <class D, class Pool> INLINE int share_of(int workgroup, int n) {
   return Pool::ENABLED ? (workgroup + n / D::BANDS * D::STEP) * D::BANDS + n % D::BANDS : workgroup + n * D::STEP;
 }
 
@@ -74,7 +74,7 @@ INLINE void tma_conv(const TensorMap* lines, const typename D::T* pixels, const 
                      typename D::T* slots, typename D::T* staging, int64_t* full, const E& epilogue,
                      const TensorMap* out, const Pool& pool, const Thread& th) {
   typedef ResultPiece<D> P;
-  constexpr int WARPGROUPS = D::TILE_M / 64, UNITS = D::IMAGES * D::BANDS * D::SHARES;
+  constexpr int WARPGROUPS = D::TILE_M / 64, ALL_SHARES = D::IMAGES * D::BANDS * D::SHARES;
   constexpr int APART = D::OVERLAPPING ? LINE_BLOCK : D::CHANNELS, LINE_TILES = (D::OW + LINE_BLOCK - 1) / LINE_BLOCK;
   ASSUME(th.tid >= 0 && th.tid < D::TILE_M * 2 + 32);
   typename D::T* const ring = slots + D::FILTER_SIZE;
@@ -97,7 +97,7 @@ INLINE void tma_conv(const TensorMap* lines, const typename D::T* pixels, const 
       pdl_wait();
       fence_async_global();
       RingPosition<D::STAGES> at = {0, 1};
-      for (int n = 0, t; (t = unit_of<D, Pool>(th.workgroup, n)) < UNITS; n++) {
+      for (int n = 0, t; (t = share_of<D, Pool>(th.workgroup, n)) < ALL_SHARES; n++) {
         const int image = t / (D::SHARES * D::BANDS), band = t / D::SHARES % D::BANDS;
         mbarrier_wait(empty + at.slot, at.phase);
         load_lines<D>(ring + at.slot * D::LINES_SIZE, lines, pixels, full + at.slot, image, band);
@@ -118,7 +118,7 @@ INLINE void tma_conv(const TensorMap* lines, const typename D::T* pixels, const 
   const typename E::Shared* const shared = D::KEEPS_SHARED ? kept : nullptr;
   RingPosition<D::STAGES> at = {0, 0};
   int offset = th.subgroup / 4;  // the warpgroup that has one tile more alternates
-  for (int n = 0, t; (t = unit_of<D, Pool>(th.workgroup, n)) < UNITS; n++) {
+  for (int n = 0, t; (t = share_of<D, Pool>(th.workgroup, n)) < ALL_SHARES; n++) {
     const int image = t / (D::SHARES * D::BANDS), band = t / D::SHARES % D::BANDS;
     mbarrier_wait(full + at.slot, at.phase);
     if constexpr (Pool::ENABLED) {
@@ -164,7 +164,7 @@ INLINE void tma_conv(const TensorMap* lines, const typename D::T* pixels, const 
         if (th.tid % 128 == 0) {
 #pragma unroll
           for (int n = 0; n < P::COUNT; n++)
-            tma_store(*out, own + n * P::SIZE, n * P::UNITS, tile * LINE_BLOCK, band * LINE_BLOCK, image);
+            tma_store(*out, own + n * P::SIZE, n * P::ROW_B16, tile * LINE_BLOCK, band * LINE_BLOCK, image);
           tma_store_commit();
         }
       } else {

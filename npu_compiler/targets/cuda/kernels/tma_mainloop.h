@@ -1,9 +1,9 @@
 // The main loop of products on Hopper: a producer warp issues TMA loads of both operands into a ring buffer in shared
 // memory; each warpgroup multiplies 64 rows of a tile. The epilogue is in tma_epilogue.h.
 //
-// Types of D: T, a unit of two bytes of the operands; Sum, of the accumulators; R, of the results. Constants: M, N; BATCH
+// Types of D: T, a b16 element of the operands; Sum, of the accumulators; R, of the results. Constants: M, N; BATCH
 // of products, each with its own right operand if BATCHED_RIGHT; FOURS: the right operand consists of groups of four rows (weights/block_rows.py); N_MAJOR: the
-// right operand is [K, N], loaded in tiles of 64 columns; TILE_M, TILE_N, TILE_K, which counts units; STAGES of
+// right operand is [K, N], loaded in tiles of 64 columns; TILE_M, TILE_N, TILE_K, which counts b16 elements; STAGES of
 // the ring; TILES of the result, of which a block processes every STEP-th; SPLITS: blocks of a cluster that share a tile, each with a part of K (split-K); PRIMED: stages whose right
 // operand, weights, is loaded before preceding kernels end; DECODERS: warps that decode the right operand, TEAM of them each stage (tma_decoder.h); PRODUCTS 2: columns alternate between two products, which
 // the epilogue combines.

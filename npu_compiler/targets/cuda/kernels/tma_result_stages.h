@@ -10,7 +10,7 @@ template <class D, int N = D::TILE_N> struct ResultPiece {
   typedef typename D::R R;
   static constexpr int WIDEST = 128 / sizeof(R), COLUMNS = N % WIDEST ? 64 : WIDEST;
   static constexpr int ROW = COLUMNS * sizeof(R), COUNT = N / COLUMNS;  // bytes of a row; pieces of a tile
-  static constexpr int SIZE = PIECE * ROW / 2, UNITS = ROW / 2;                 // of two bytes, in a piece and in a row
+  static constexpr int SIZE = PIECE * ROW / 2, ROW_B16 = ROW / 2;  // b16 elements of a piece and of a row
   static constexpr int BLOCKS = COLUMNS / 16;                                   // blocks of 16 columns
 
   // The address of the n-th 16 bytes of a row.
@@ -82,8 +82,8 @@ INLINE void compute_pairs(const E& epilogue, const TileC<D>& acc, const Factors&
 }
 
 // Writes blocks FROM to TO - 1, of 16 columns each, to pieces P of 64 rows; `to` is the piece of the first one. Pieces are
-// APART units apart; the piece of a second output follows that of the first. If RESIDUAL, the pieces hold the residual
-// before. `acc` and `other` begin with block Q0.
+// APART b16 elements apart; the piece of a second output follows that of the first. If RESIDUAL, the pieces hold the
+// residual before. `acc` and `other` begin with block Q0.
 template <class D, class P, int FROM, int TO, int Q0, int APART, bool RESIDUAL, class E, class Rows, class Factors>
 INLINE void write_blocks(const E& epilogue, const TileC<D>& acc, const Factors& factors, const Rows& row,
                          int column0, const Thread& th, typename D::T* to, const KeptPairs<D>* other,
@@ -162,8 +162,8 @@ template <class D> struct ResultStages {
   static INLINE typename D::T* place(const Ring<D>& ring, int slot, int at, int warpgroup, int output = 0) {
     return ring.stage(slot) + (at * D::OUTPUTS + output) * WARPGROUPS * P::SIZE + warpgroup * P::SIZE;
   }
-  // The first unit of piece n in a row of the result.
-  static INLINE int column(TileIndex tile, int n) { return tile.n * (P::COUNT * P::UNITS) + n * P::UNITS; }
+  // The first b16 element of piece n in a row of the result.
+  static INLINE int column(TileIndex tile, int n) { return tile.n * (P::COUNT * P::ROW_B16) + n * P::ROW_B16; }
 
   template <int S> static INLINE void prefill(const Ring<D>& ring, RingPosition<D::STAGES>& at, TileIndex tile,
                                                 const TileOutputs& to) {

@@ -8,7 +8,7 @@
 template <int N, class Sum = float> struct WgmmaC { Sum v[N / 2]; };
 
 // wgmma_k16(c, a, b, T*): C [64, N] += A [64, 16] B [N, 16]^T; a and b are descriptors of operands in shared memory. K
-// counts units of two bytes: T is f16, bf16, or two elements of 8 bits (u8s8, e4m3x2).
+// counts b16 elements: T is f16, bf16, or two elements of 8 bits (u8s8, e4m3x2).
 // wgmma_k16(c, a, b, NMajor<T>*): B is [16, N].
 // wgmma_k16(c, a, b): A from registers, and B is [16, N].
 // wgmma_k16(c, a, b, accumulate): A from registers, of signed 8-bit elements if B has unsigned ones; if not
@@ -159,10 +159,10 @@ template <int N, class Sum> INLINE void wgmma_zero(WgmmaC<N, Sum>& c) {
   for (int i = 0; i < N / 2; i++) c.v[i] = 0;
 }
 
-// The element offset of 16-byte chunk `chunk` of a row of 64 units of two bytes, in a tile with the 128-byte swizzle.
+// The element offset of 16-byte chunk `chunk` of a row of 64 b16 elements, in a tile with the 128-byte swizzle.
 INLINE int swizzle_128(int row, int chunk) { return row * 64 + ((chunk ^ (row & 7)) * 8); }
 
-// The descriptor of an operand [rows, K] of two-byte units, K-major and swizzled: K = 64 (rows of 128 bytes) or 32.
+// The descriptor of an operand [rows, K] of b16 elements, K-major and swizzled: K = 64 (rows of 128 bytes) or 32.
 template <int K> INLINE uint64_t wgmma_descriptor(const void* p) {
   const uint64_t swizzle = K == 64 ? 1 : 2;
   return (uint64_t)((shared_address(p) & 0x3ffff) >> 4) | (1ull << 16) | ((uint64_t)K << 32) | (swizzle << 62);

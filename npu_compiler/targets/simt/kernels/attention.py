@@ -17,8 +17,8 @@ from .flash import emit_flash, is_flash, mask_and_positions, strides
 THREADS = 256
 CHUNK = 256  # keys per iteration
 MAX_ROWS = 8  # query rows of a workgroup
-# With MANY_TILES workgroups for a unit, a thread processes at least FEW_KEYS keys: adding up the threads' partial sums
-# takes as long as some keys.
+# With MANY_TILES workgroups for a compute unit, a thread processes at least FEW_KEYS keys: adding up the threads'
+# partial sums takes as long as some keys.
 MANY_TILES, FEW_KEYS = 4, 4
 PARTS_AT_ONCE = 4  # the most groups of threads that share the parts of one result
 MAX_THREADS = 1024  # of a workgroup
@@ -97,7 +97,7 @@ def tile_for(queries: int, keys: Operand, values: Operand, device: GPU) -> Tile:
     chunk = min(CHUNK, blocks(keys.shape[2], SUBGROUP) * SUBGROUP)
     memory = device.shared_bytes - rows * chunk * 4 - ROW_BYTES
     threads, row = THREADS, key_lanes * item * 4  # bytes of a subgroup's partial sums of a row
-    if keys.shape[0] * keys.shape[1] * blocks(queries, rows) >= device.units * MANY_TILES:
+    if keys.shape[0] * keys.shape[1] * blocks(queries, rows) >= device.compute_units * MANY_TILES:
         while threads > SUBGROUP and threads * FEW_KEYS > keys.shape[2] * key_lanes:
             threads //= 2
     while threads > SUBGROUP and threads // SUBGROUP * row > memory:

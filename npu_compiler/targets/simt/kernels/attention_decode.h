@@ -11,7 +11,7 @@
 // results from all parts, in order. (If the last workgroup added up all of them, it would take long, because the next
 // kernel's prefetches come first.) Results do not depend on which workgroup adds up which share.
 //
-// Shared memory holds little, because an SM takes it from the L1 cache, in which the weights of the next kernels arrive.
+// Shared memory holds little, because it is a part of the L1 cache, in which the weights of the next kernels arrive.
 //
 // Types of C: T. Constants: HK, SK, D (64 or 128), HEADS_PER_KV; SPLITS: workgroups of a key/value head; SUBGROUPS;
 // MIN_KEYS: the fewest keys of a workgroup; STATE: words of a grid barrier's state; K_H K_S V_H V_S O_H O_D: strides of

@@ -16,7 +16,7 @@ from .point_functor import point_functor
 
 SUBGROUPS = 16
 THREADS = SUBGROUPS * SUBGROUP
-PER_UNIT = 1  # resident workgroups
+RESIDENT = 1  # workgroups of a compute unit
 HEADS = 8  # columns of the matrix unit
 KEYS = 16  # of a subgroup in a tile
 PADDING = 8  # elements after a row in shared memory
@@ -39,7 +39,7 @@ def emit_decode_attention(kernel: DecodeAttention, dialect: Dialect) -> Emission
         return emit_float_decode_attention(kernel, dialect)
     f = Function(kernel, dialect, explicit_wait=True, launch_dependents=False)
     (hk, sk, d), splits = keys.shape[1:], kernel.outputs[3].shape[0]
-    f.per_unit = PER_UNIT
+    f.resident = RESIDENT
     sizes = dict(
         HK=hk, SK=sk, D=d, HEADS_PER_KV=out.shape[1] // hk, SPLITS=splits, SUBGROUPS=SUBGROUPS, MIN_KEYS=MIN_KEYS,
         STATE=STATE,
@@ -81,7 +81,7 @@ def splits_of(heads: int, keys: Operand, values: Operand, dialect: Dialect) -> i
     """Return the number of workgroups that share the keys of a head."""
     if not _supports_fragments(heads, keys, values, dialect):
         return float_splits(keys, dialect)
-    most = min(PER_UNIT * dialect.device.units // keys.shape[1], 32 * (STATE - 1))
+    most = min(RESIDENT * dialect.device.compute_units // keys.shape[1], 32 * (STATE - 1))
     return max(1, min(most, blocks(keys.shape[2], MIN_KEYS)))
 
 

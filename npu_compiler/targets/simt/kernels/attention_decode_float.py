@@ -13,7 +13,7 @@ from .attention import CHUNK, MAX_ROWS, tile_for
 from .flash import strides
 from .point_functor import point_functor
 
-PER_UNIT = 2  # workgroups that should run on a unit
+RESIDENT = 2  # workgroups that should run on a compute unit
 MIN_KEYS = 128  # of a workgroup; fewer take less time than combining the parts
 
 
@@ -24,7 +24,7 @@ def supports_float(heads: int, keys: Operand, values: Operand, dialect: Dialect)
 
 def float_splits(keys: Operand, dialect: Dialect) -> int:
     """Return the number of workgroups that share the keys of a head."""
-    return max(1, min(PER_UNIT * dialect.device.units // keys.shape[1], blocks(keys.shape[2], MIN_KEYS), CHUNK))
+    return max(1, min(RESIDENT * dialect.device.compute_units // keys.shape[1], blocks(keys.shape[2], MIN_KEYS), CHUNK))
 
 
 def emit_float_decode_attention(kernel: DecodeAttention, dialect: Dialect) -> Emission:

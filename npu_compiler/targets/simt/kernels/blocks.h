@@ -11,7 +11,7 @@
 //   Halves                      a struct with the same in f16, if that takes fewer instructions, or else Codes itself
 //   bytes(codes, r)             of codes of four bits only: the values of a row plus ZERO, as bytes; byte i is element(i)
 //   HALVES_PAY                  whether it takes so many fewer that they pay for the conversion of the left operand even
-//                               if that is multiplied by one unit only
+//                               if that is multiplied by one tile only
 // Scale defines
 //   SCALE_BYTES, HEAD_BYTES     bytes of the scales of a sub-block and of the head of a block, of one row
 //   scale(scales, head, r)      the scale of row r

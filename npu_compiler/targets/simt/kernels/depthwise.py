@@ -12,7 +12,7 @@ from .grouped import MAX_SPAN, power_of_two
 
 THREADS = 128
 PIXELS = 4, 2, 1  # neighbours of a line that a thread may compute
-PER_UNIT = 4  # workgroups of a unit; larger parts of the result for each thread would leave units without work
+RESIDENT = 4  # workgroups of a compute unit; larger parts for each thread would leave some without work
 
 
 def emit_depthwise(kernel: DepthwiseConv2d, dialect: Dialect) -> Emission:
@@ -37,7 +37,7 @@ def emit_depthwise(kernel: DepthwiseConv2d, dialect: Dialect) -> Emission:
 
 
 def _part(kernel: DepthwiseConv2d, dialect: Dialect) -> tuple[int, int]:
-    """Return (pixels, channels) of a thread: the most for which all units have work."""
+    """Return (pixels, channels) of a thread: the most for which all compute units have work."""
     x, (n, oh, ow, c) = kernel.inputs[0], kernel.outputs[0].shape
     size, taps = dtypes.DTYPES[x.dtype].size, (kernel.kernel_size[1] - 1) * kernel.dilation[1] + 1
     widest = min(power_of_two(c, 16 // size), power_of_two(x.offset or 16, 16))
@@ -48,5 +48,5 @@ def _part(kernel: DepthwiseConv2d, dialect: Dialect) -> tuple[int, int]:
     def threads(part: tuple[int, int]) -> int:
         return n * oh * blocks(ow, part[0]) * (c // part[1])
 
-    busy = [part for part in parts if threads(part) >= dialect.device.units * PER_UNIT * THREADS]
+    busy = [part for part in parts if threads(part) >= dialect.device.compute_units * RESIDENT * THREADS]
     return max(busy or [(1, 1)], key=lambda part: (part[0] * part[1], part[1]))

@@ -119,8 +119,8 @@ class Epilogue:
         if self.lane >= 0:
             out.add(f"const int i{self.lane} = {column};")
         out.add(f"const uint row = (uint)({row}); (void)row;")
-        for d, unit, wrap in row_digits(self.nest, self.step.value, self.acc, self.pitch, self.lane):
-            text = f"row / {unit}u" if unit > 1 else "row"
+        for d, divisor, wrap in row_digits(self.nest, self.step.value, self.acc, self.pitch, self.lane):
+            text = f"row / {divisor}u" if divisor > 1 else "row"
             out.add(f"const int i{d} = (int)({f'{text} % {wrap}u' if wrap else text});")
 
     def store(

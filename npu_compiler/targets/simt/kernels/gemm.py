@@ -20,7 +20,7 @@ from .gemv import emit_gemv, is_gemv
 from .gemv_bf16c12 import emit_gemv_bf16c12
 from .gemv_blocks import emit_gemv_blocks, reads_blocks
 from .grouped import emit_grouped, supports_grouped
-from .operand_types import FLOATS, OperandType, in_units, operand_type
+from .operand_types import FLOATS, OperandType, as_b16, operand_type
 
 
 def reads(layout: str) -> bool:
@@ -146,7 +146,7 @@ class Tile:
 
 class SimpleTile(NamedTuple):
     """A workgroup computes ``m`` x ``n`` results in float arithmetic, a thread ``rows`` x ``columns`` of them.
-    ``rate``: results that a unit computes in the same time, as a fraction of the largest tile's."""
+    ``rate``: results that a compute unit computes in the same time, as a fraction of the largest tile's."""
 
     m: int
     n: int
@@ -169,13 +169,13 @@ SIMPLE_TILES = (
 
 
 def choose_tile(p: Product, dialect: Dialect) -> Tile:
-    """Return the largest tile for the matrix unit that still keeps every unit of the device busy."""
+    """Return the largest tile for the matrix unit that still keeps every compute unit of the device busy."""
     small = Tile(64, 64, 32, 2, 2)
     if dialect.device.shared_bytes < 64 << 10:
         return small
     for tile in (Tile(128, 128, 32, 2, 4), Tile(128, 64, 32, 4, 2), Tile(64, 128, 32, 2, 4)):
         count = blocks(p.m, tile.m) * blocks(p.n, tile.n) * p.batch * p.splits
-        if count >= dialect.device.units and p.m > tile.m // 2 and p.n > tile.n // 2:
+        if count >= dialect.device.compute_units and p.m > tile.m // 2 and p.n > tile.n // 2:
             return tile
     return Tile(32, 64, 64, 1, 4) if p.m <= 32 else Tile(64, 64, 64, 2, 2)
 
@@ -184,7 +184,7 @@ def uses_matrix_unit(kernel: Gemm | Conv2d, dialect: Dialect) -> bool:
     """Whether the matrix unit multiplies the operands of ``kernel``."""
     dtype = kernel.inputs[0].dtype
     tf32 = kernel.tf32 and dtype == "float32" and bool(dialect.matrix_tf32)
-    return tf32 or (dtype in dialect.matrix_types and in_units(kernel) is not None)
+    return tf32 or (dtype in dialect.matrix_types and as_b16(kernel) is not None)
 
 
 def _tiles(kernel: Gemm | Conv2d, dialect: Dialect) -> Emission:
@@ -192,7 +192,7 @@ def _tiles(kernel: Gemm | Conv2d, dialect: Dialect) -> Emission:
     if not uses_matrix_unit(kernel, dialect):
         return _simple_gemm(kernel, dialect)
     kind = operand_type(kernel) or FLOATS
-    kernel = in_units(kernel) or kernel
+    kernel = as_b16(kernel) or kernel
     p = product_of(kernel)
     groups = kernel.groups if isinstance(kernel, Conv2d) else 1
     narrow = groups > 1 and p.n <= NARROW < p.m and dialect.device.shared_bytes >= 64 << 10
@@ -202,7 +202,8 @@ def _tiles(kernel: Gemm | Conv2d, dialect: Dialect) -> Emission:
     tile = Tile(128, 16 if p.n <= 16 else 32, 32, 4, 1) if narrow else choose_tile(p, dialect)
     size = dtypes.DTYPES[kernel.inputs[0].dtype].size
     ld = tile.k + 16 // size  # avoids bank conflicts between rows that are read together
-    resident = 2 if kernel.tf32 else 1  # workgroups on a unit; the stages of 16-bit operands leave room for others
+    # of the workgroups on a compute unit; the stages of 16-bit operands leave room for others
+    resident = 2 if kernel.tf32 else 1
     room = dialect.device.shared_bytes // resident // ((tile.m + tile.n) * ld * size)
     stages = max(2, min(dialect.stages, room, blocks(blocks(p.k, tile.k), p.splits) + 1))
     return _matrix_gemm(kernel, dialect, p, kind, tile, "mma_gemm", ld, stages)
@@ -216,13 +217,13 @@ def _sizes(kernel: Gemm | Conv2d, p: Product, tile: Tile) -> dict[str, bool | in
     )  # fmt: skip
 
 
-def _operands(kernel: Gemm | Conv2d, f: Function, p: Product, unit: str = "") -> list[str]:
-    """Define the constants of the operands, and return their arguments. ``unit``: the type of elements that are units
-    of the matrix unit."""
+def _operands(kernel: Gemm | Conv2d, f: Function, p: Product, b16: str = "") -> list[str]:
+    """Define the constants of the operands, and return their arguments. ``b16``: the C++ type of b16 elements
+    (see ``operand_types.py``)."""
     left, arguments = _image(kernel, p) if isinstance(kernel, Conv2d) else _rows(kernel, p), []
     for name, side in (("@NAME@_left", left), ("@NAME@_right", _weights(kernel, p))):
         own, pointer = dtypes.DTYPES[kernel.inputs[side.number].dtype].ctype, f.pointer(side.number)
-        ctype = unit or own
+        ctype = b16 or own
         f.before.append(constants(name, {"T": ctype}, side.constants))
         arguments += [f"{side.template}<{name}>()", pointer if ctype == own else f"(DEVICE const {ctype}*){pointer}"]
     return arguments
@@ -247,12 +248,13 @@ def _groups(p: Product, tile: Tile) -> int:
 
 
 def choose_simple_tile(p: Product, dialect: Dialect) -> SimpleTile:
-    """Choose the tile of a product in float arithmetic: the one with the least work of the unit that has most tiles."""
-    units, small = dialect.device.units, dialect.device.shared_bytes < 64 << 10
+    """Choose the tile of a product in float arithmetic: the one that gives the busiest compute unit the
+    least work."""
+    compute_units, small = dialect.device.compute_units, dialect.device.shared_bytes < 64 << 10
 
     def cost(t: SimpleTile) -> float:
         count = blocks(p.m, t.m) * blocks(p.n, t.n) * p.batch * p.splits
-        return blocks(count, units) * t.m * t.n / t.rate
+        return blocks(count, compute_units) * t.m * t.n / t.rate
 
     return min((t for t in SIMPLE_TILES if not (small and t.m * t.n > 64 * 64)), key=cost)
 
@@ -277,8 +279,8 @@ WGMMA_ROWS = 16  # wgmma is faster for left operands with more rows
 def _matrix_gemm(
     kernel: Gemm | Conv2d, dialect: Dialect, p: Product, kind: OperandType, tile: Tile, name: str, ld: int, stages: int
 ) -> Emission:  # fmt: skip
-    """Return a function for the matrix unit: an instance of template ``name``, with ``ld`` units between rows in shared
-    memory. The elements of ``kernel`` are units."""
+    """Return a function for the matrix unit: an instance of template ``name``, with ``ld`` elements between rows in
+    shared memory. 8-bit operands of ``kernel`` are viewed as b16."""
     f, header = Function(kernel, dialect), "gemm.h" if name == "mma_gemm" else f"{name}.h"
     operands = _operands(kernel, f, p, kind.ctype)
     size = dtypes.DTYPES[kernel.inputs[0].dtype].size
@@ -300,8 +302,8 @@ def wgmma_tiles(dialect: Dialect) -> list[Tile]:
 
 
 def wgmma_stages(t: Tile) -> int:
-    """Return the stages of the ring buffer. Workgroups of the largest tile have an SM to themselves, others share
-    one."""
+    """Return the stages of the ring buffer. Workgroups of the largest tile have a compute unit to themselves, others
+    share one."""
     return 3 if 64 * 64 < t.m * t.n < 128 * 256 else 4
 
 
@@ -315,4 +317,4 @@ def wgmma_cost(p: Product, t: Tile, dialect: Dialect) -> float:
     multiply, store = c.step * steps * t.m * t.n / (128 * 256) / rate, t.m * t.n * c.result
     count = blocks(p.m, t.m) * blocks(p.n, t.n) * p.batch * p.splits
     alone = multiply + store + c.start
-    return blocks(count, dialect.device.units * together) * max(together * multiply, together * store, alone)
+    return blocks(count, dialect.device.compute_units * together) * max(together * multiply, together * store, alone)

@@ -1,22 +1,22 @@
 // Products of few rows (a decode step). Weights are streamed once, 16 bytes per load, starting before the kernel waits
 // for its inputs (pdl_wait).
 //
-// A workgroup of THREADS computes a unit: ROWS rows of the weight times M rows of the left operand. The partial sums of
+// A workgroup of THREADS computes a tile: ROWS rows of the weight times M rows of the left operand. The partial sums of
 // its threads are added in shared memory, in a fixed order. In a dual product (PRODUCTS 2) the rows of the weight
 // alternate between two products that the epilogue combines into one result.
 //
 // Constants of C: M; N, rows of the weight; K; LDA, elements between rows of the left operand; ROWS, PRODUCTS, THREADS;
 // ITEM: columns that a thread multiplies at once; PIECES of ITEM columns in a row; VECTORS: pieces of a thread in a row of
-// the weight, LEFT_VECTORS: in a row of the left operand; UNITS; STEP: persistent workgroups, each of which computes every
-// STEP-th unit. GROUPS: groups of THREADS in a workgroup, each of which computes a unit; SHARED_VECTORS: pieces of the
+// the weight, LEFT_VECTORS: in a row of the left operand; TILES; STEP: persistent workgroups, each of which computes every
+// STEP-th tile. GROUPS: groups of THREADS in a workgroup, each of which computes a tile; SHARED_VECTORS: pieces of the
 // left operand that a thread computes for all that share it. SETTLES: whether weights must have arrived before the
 // kernel waits for its inputs, which are then not queued behind them.
 // Types: X, of the left operand in registers.
 //
-// Weights: a reader of one weight format. load(unit, at) loads the weights of a unit into registers before pdl_wait(),
+// Weights: a reader of one weight format. load(tile, at) loads the weights of a tile into registers before pdl_wait(),
 // and load_rest(at) loads the rest after it. settle() waits until what load() requested has arrived.
 // multiply(sum, left, x, operand, at) adds to the sums [M][ROWS], and reduce(sum, part, at) adds up those of a subgroup
-// in part [ROWS * M]. Its type Operand holds data that all units need in addition to x; its make(weights, left, x, at)
+// in part [ROWS * M]. Its type Operand holds data that all tiles need in addition to x; its make(weights, left, x, at)
 // is called once.
 // Left: the left operand. load_weights(at) is called before pdl_wait() and load_inputs(x, at) after it; make(x, at)
 // completes x [M][LEFT_VECTORS]. element(k) returns element k of row 0 as a float, from the copy that put(k, ..) stored if
@@ -113,14 +113,14 @@ template <class C> struct DenseWeights {
     DEVICE const typename C::W* const from = rows + (int64_t)row * C::PITCH + n * C::ITEM;
     return C::STREAMED ? stream16(from) : load16(from);
   }
-  INLINE void load(int unit, Thread at) {
+  INLINE void load(int tile, Thread at) {
     if (!C::STREAMED) pdl_wait();
 #pragma unroll
     for (int r = 0; r < C::ROWS; r++)
 #pragma unroll
       for (int v = 0; v < C::VECTORS; v++) {
         const int n = v * C::THREADS + at.tid;
-        if (C::VECTORS * C::THREADS == C::PIECES || n < C::PIECES) w[r][v] = piece(unit * C::ROWS, r, n);
+        if (C::VECTORS * C::THREADS == C::PIECES || n < C::PIECES) w[r][v] = piece(tile * C::ROWS, r, n);
         else w[r][v] = zero16();
       }
   }
@@ -155,17 +155,17 @@ template <class C> struct DenseWeights {
   }
 };
 
-// The result of a unit that a thread stores. `active`: whether it has one.
+// The result of a tile that a thread stores. `active`: whether it has one.
 template <class C> struct GemvResults {
   CONSTANTS int COLUMNS = C::ROWS / C::PRODUCTS, SUBGROUPS = C::THREADS / 32, SUMS = C::ROWS * C::M;
   int row, column;
   bool active;
-  INLINE GemvResults(int unit, int tid) {
+  INLINE GemvResults(int tile, int tid) {
     row = tid / COLUMNS;
-    column = unit * C::ROWS / C::PRODUCTS + tid % COLUMNS;
+    column = tile * C::ROWS / C::PRODUCTS + tid % COLUMNS;
     active = tid < COLUMNS * C::M && (C::N % C::ROWS == 0 || column < C::N / C::PRODUCTS);
   }
-  // Consecutive units of a workgroup use different memory, so one barrier per unit is enough.
+  // Consecutive tiles of a workgroup use different memory, so one barrier per tile is enough.
   template <class Weights, class Epilogue>
   INLINE void store(THREAD Weights& weights, THREAD float (&sum)[C::M][C::ROWS], THREAD Epilogue& epilogue,
                     SMEM float* part, Thread at) {
@@ -184,16 +184,16 @@ template <class C> struct GemvResults {
   }
 };
 
-// One group per unit. part: [GROUPS, THREADS / 32, ROWS * M].
+// One group per tile. part: [GROUPS, THREADS / 32, ROWS * M].
 template <class C, class Weights, class Left, class Epilogue>
 INLINE void gemv(Weights weights, Left left, Epilogue epilogue, SMEM float* part, Thread all) {
   const Thread at = in_group<C>(all);
-  const bool active = C::UNITS % C::GROUPS == 0 || at.workgroup < C::UNITS;
+  const bool active = C::TILES % C::GROUPS == 0 || at.workgroup < C::TILES;
   GemvResults<C> results(at.workgroup, at.tid);
   results.active = results.active && active;
   GemvLeft<C> x;
   float sum[C::M][C::ROWS] = {};
-  weights.load(active ? at.workgroup : C::UNITS - 1, at);
+  weights.load(active ? at.workgroup : C::TILES - 1, at);
   left.load_weights(C::GROUPS == 1 ? at : all);
   epilogue.load_weights(results.row, results.column, results.active);
   if (C::SETTLES) weights.settle();
@@ -209,7 +209,7 @@ INLINE void gemv(Weights weights, Left left, Epilogue epilogue, SMEM float* part
   results.store(weights, sum, epilogue, part + group * size, at);
 }
 
-// One workgroup per unit of long rows, whose pieces a thread loads in a loop. VECTORS is 1.
+// One workgroup per tile of long rows, whose pieces a thread loads in a loop. VECTORS is 1.
 template <class C, class Weights, class Left, class Epilogue>
 INLINE void gemv_long_rows(Weights weights, Left left, Epilogue epilogue, SMEM float* part, Thread at) {
   GemvResults<C> results(at.workgroup, at.tid);
@@ -227,38 +227,38 @@ INLINE void gemv_long_rows(Weights weights, Left left, Epilogue epilogue, SMEM f
 }
 
 template <class C, class Weights, class Left, class Epilogue>
-INLINE void gemv_unit(
-    THREAD Weights& weights, int unit, THREAD Left& left, THREAD const GemvLeft<C>& x,
+INLINE void gemv_tile(
+    THREAD Weights& weights, int tile, THREAD Left& left, THREAD const GemvLeft<C>& x,
     THREAD const typename Weights::Operand& operand, THREAD Epilogue& epilogue, SMEM float* part, Thread at) {
-  if (unit >= C::UNITS) return;
-  GemvResults<C> results(unit, at.tid);
+  if (tile >= C::TILES) return;
+  GemvResults<C> results(tile, at.tid);
   float sum[C::M][C::ROWS] = {};
   epilogue.load_inputs(results.row, results.column, results.active);
   weights.multiply(sum, left, x, operand, at);
-  if (unit + 2 * C::STEP < C::UNITS) weights.load(unit + 2 * C::STEP, at);
+  if (tile + 2 * C::STEP < C::TILES) weights.load(tile + 2 * C::STEP, at);
   results.store(weights, sum, epilogue, part, at);
 }
 
-// STEP persistent workgroups, each of which computes every STEP-th unit. The left operand is computed once. While one
-// unit is multiplied, the weights of the next are loaded. At first, the second unit's are requested when the first
-// unit's have arrived: a longer queue would delay what the preceding kernels load and store.
+// STEP persistent workgroups, each of which computes every STEP-th tile. The left operand is computed once. While one
+// tile is multiplied, the weights of the next are loaded. At first, the second tile's are requested when the first
+// tile's have arrived: a longer queue would delay what the preceding kernels load and store.
 // part: [2, THREADS / 32, ROWS * M].
 template <class C, class Weights, class Left, class Epilogue>
 INLINE void gemv_persistent(Weights even, Left left, Epilogue epilogue, SMEM float* part, Thread at) {
   Weights odd = even;
   GemvLeft<C> x;
-  if (at.workgroup < C::UNITS) even.load(at.workgroup, at);
+  if (at.workgroup < C::TILES) even.load(at.workgroup, at);
   left.load_weights(at);
   even.settle();
-  if (at.workgroup + C::STEP < C::UNITS) odd.load(at.workgroup + C::STEP, at);
+  if (at.workgroup + C::STEP < C::TILES) odd.load(at.workgroup + C::STEP, at);
   pdl_wait();
   left.load_inputs(x, at);
   LeftMaker<C, Left::SHARED>::make(left, x, at, at);
   typename Weights::Operand operand;
   operand.make(even, left, x, at);
-  for (int unit = at.workgroup; unit < C::UNITS; unit += 2 * C::STEP) {
-    gemv_unit<C>(even, unit, left, x, operand, epilogue, part, at);
-    gemv_unit<C>(odd, unit + C::STEP, left, x, operand, epilogue,
+  for (int tile = at.workgroup; tile < C::TILES; tile += 2 * C::STEP) {
+    gemv_tile<C>(even, tile, left, x, operand, epilogue, part, at);
+    gemv_tile<C>(odd, tile + C::STEP, left, x, operand, epilogue,
                  part + GemvResults<C>::SUBGROUPS * GemvResults<C>::SUMS, at);
   }
 }

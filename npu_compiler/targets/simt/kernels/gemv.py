@@ -44,13 +44,13 @@ def is_gemv(kernel: Gemm) -> bool:
 @dataclass(frozen=True)
 class Shape:
     """The sizes of a workgroup of ``threads``. Each thread has ``vectors`` 16-byte pieces of each of ``rows`` weight
-    rows; 0: it loads them in a loop. ``per_unit``: persistent workgroups of an SM; 0: one workgroup per ``rows``
-    rows. ``left``: pieces of the left operand of a thread; 0: those that it multiplies by its weights."""
+    rows; 0: it loads them in a loop. ``resident``: persistent workgroups of a compute unit; 0: one workgroup per
+    ``rows`` rows. ``left``: pieces of the left operand of a thread; 0: those that it multiplies by its weights."""
 
     threads: int
     vectors: int
     rows: int
-    per_unit: int = 0
+    resident: int = 0
     left: int = 0
 
 
@@ -66,9 +66,9 @@ def choose_shape(pieces: int, columns: int, device: GPU) -> Shape:
         return Shape(256, 0, 2)
     _, threads, vectors = best
     rows = max(1, min(4, AT_ONCE // vectors))
-    while rows > 1 and (columns % rows or blocks(columns, rows) < device.units):
+    while rows > 1 and (columns % rows or blocks(columns, rows) < device.compute_units):
         rows //= 2
-    return Shape(threads, vectors, rows, _per_unit(threads, vectors, rows, pieces, device))
+    return Shape(threads, vectors, rows, _resident(threads, vectors, rows, pieces, device))
 
 
 def item_of(kernel: Gemm) -> int:
@@ -84,9 +84,9 @@ def shape_of(kernel: Gemm, dialect: Dialect) -> Shape:
     return choose_shape(a.k // item_of(kernel), a.n * (1 + a.dual), dialect.device)
 
 
-def _per_unit(threads: int, vectors: int, rows: int, pieces: int, device: GPU) -> int:
-    """Return the number of persistent workgroups of an SM that saturates the memory bandwidth with the weights of two
-    units each, as far as they fit in its registers. A quarter of the registers serves every fourth subgroup."""
+def _resident(threads: int, vectors: int, rows: int, pieces: int, device: GPU) -> int:
+    """Return the number of persistent workgroups of a compute unit that saturates the memory bandwidth with the weights
+    of two tiles each, as far as they fit in its registers. A quarter of the registers serves every fourth subgroup."""
     needed = 2 * 4 * rows * vectors + 4 * vectors + OTHER_REGISTERS
     count = device.gemv_bytes // (2 * 16 * rows * pieces)
     while count > 0 and blocks(count * subgroups(threads), 4) * SUBGROUP * needed > device.registers // 4:
@@ -94,10 +94,10 @@ def _per_unit(threads: int, vectors: int, rows: int, pieces: int, device: GPU) -
     return count
 
 
-def _persistent_workgroups(shape: Shape, units: int, dialect: Dialect) -> int:
-    """Return the number of persistent workgroups, or 0 if there is one workgroup per unit."""
-    resident = shape.per_unit * dialect.device.units
-    return resident if shape.vectors and 0 < resident < units else 0
+def _persistent_workgroups(shape: Shape, tiles: int, dialect: Dialect) -> int:
+    """Return the number of persistent workgroups, or 0 if there is one workgroup per tile."""
+    resident = shape.resident * dialect.device.compute_units
+    return resident if shape.vectors and 0 < resident < tiles else 0
 
 
 def supports_prologue(kernel: Gemm, dialect: Dialect) -> bool:
@@ -125,8 +125,8 @@ class Reader(NamedTuple):
 
     ``template``: its class template. ``made``: its initialiser, where {0} is the pointer to the weights, and {1} and so
     on are those to ``arrays`` in shared memory (type, name, length). ``header``: the file that defines it. ``sizes``:
-    constants in addition to those of ``gemv.h``. ``per_unit``: workgroups that should be resident on an SM; 0: any
-    number. ``elements``: whether it reads single elements of the left operand.
+    constants in addition to those of ``gemv.h``. ``resident``: workgroups that should be resident on a compute unit; 0:
+    any number. ``elements``: whether it reads single elements of the left operand.
     ``types``: aliases of C++ types in addition to those of ``gemv.h``. ``text``: what defines these types.
     ``shares``: whether groups of threads may share a left operand that they compute; it must be bfloat16.
     ``settles``: whether workgroups that are not persistent wait for weights before they wait for their inputs.
@@ -136,7 +136,7 @@ class Reader(NamedTuple):
     made: str
     header: str
     sizes: Constants
-    per_unit: int = 0
+    resident: int = 0
     elements: bool = False
     types: Mapping[str, str] = {}
     text: str = ""
@@ -151,28 +151,28 @@ def emit_gemv(kernel: Gemm, dialect: Dialect) -> Emission:
     sizes = {"PITCH": w.strides[1], "STREAMED": w.buffer.constant}
 
     def reader(persistent: int) -> Reader:
-        return Reader("DenseWeights", "{0}", "gemv.h", sizes, shape.per_unit if persistent else 0)
+        return Reader("DenseWeights", "{0}", "gemv.h", sizes, shape.resident if persistent else 0)
 
     return instantiate(kernel, dialect, shape, reader)
 
 
 def instantiate(kernel: Gemm, dialect: Dialect, shape: Shape, reader_of: Callable[[int], Reader]) -> Emission:
     """Return the function of a product of few rows. ``reader_of(persistent)`` returns the reader of its weights, given
-    the number of persistent workgroups, or 0 for one workgroup per unit."""
+    the number of persistent workgroups, or 0 for one workgroup per tile."""
     f, a, x = Function(kernel, dialect, explicit_wait=True), kernel, kernel.inputs[0]
     products, item, prologue = 1 + a.dual, item_of(kernel), kernel.prologue is not None
     rows, n, threads = max(shape.rows, products), a.n * products, shape.threads
-    units, pieces, size = blocks(n, rows), a.k // item, dtypes.DTYPES[x.dtype].size
-    persistent = _persistent_workgroups(shape, units, dialect)
+    tiles, pieces, size = blocks(n, rows), a.k // item, dtypes.DTYPES[x.dtype].size
+    persistent = _persistent_workgroups(shape, tiles, dialect)
     reader = reader_of(persistent)
-    groups = _groups(shape, units, dialect) if prologue and reader.shares and not persistent else 1
+    groups = _groups(shape, tiles, dialect) if prologue and reader.shares and not persistent else 1
     sharing = groups > 1
     shared_vectors = blocks(a.k // item, threads * groups)
-    f.per_unit = max(1, reader.per_unit // groups) if reader.per_unit else 0
+    f.resident = max(1, reader.resident // groups) if reader.resident else 0
     weights = f.pointer(kernel.rhs)
     sizes = dict(
         M=a.m, N=n, K=a.k, LDA=a.lda, ROWS=rows, PRODUCTS=products, THREADS=threads, ITEM=item, PIECES=pieces,
-        VECTORS=shape.vectors or 1, LEFT_VECTORS=shape.left or shape.vectors or 1, UNITS=units, STEP=persistent,
+        VECTORS=shape.vectors or 1, LEFT_VECTORS=shape.left or shape.vectors or 1, TILES=tiles, STEP=persistent,
         GROUPS=groups, SHARED_VECTORS=shared_vectors, SETTLES=reader.settles,
         ALIGNED=size * item <= 16 and x.offset * size % 16 == 0 and (a.m == 1 or a.lda * size % 16 == 0),
     )  # fmt: skip
@@ -191,18 +191,18 @@ def instantiate(kernel: Gemm, dialect: Dialect, shape: Shape, reader_of: Callabl
     arrays = [f.array(*array) for array in reader.arrays]
     made = f"{reader.template}<@NAME@_sizes>{{{reader.made.format(weights, *arrays)}}}"
     f.template(name, reader.header, types, {**sizes, **reader.sizes}, made, left, epilogue, part)
-    return f.finish(persistent or blocks(units, groups), threads * groups)
+    return f.finish(persistent or blocks(tiles, groups), threads * groups)
 
 
-def _groups(shape: Shape, units: int, dialect: Dialect) -> int:
-    """Return the number of groups of threads in a workgroup that share the left operand: all that an SM has, as far as
-    they divide into workgroups of no more than MAX_SHARING threads."""
+def _groups(shape: Shape, tiles: int, dialect: Dialect) -> int:
+    """Return the number of groups of threads in a workgroup that share the left operand: all that a compute unit has,
+    as far as they divide into workgroups of no more than MAX_SHARING threads."""
     device = dialect.device
     if not device.registers:
         return 1
-    per_unit = blocks(units, device.units)
-    fit = [n for n in range(1, per_unit + 1) if n * shape.threads <= MAX_SHARING]
-    return max((n for n in fit if per_unit % n == 0), default=1)
+    most = blocks(tiles, device.compute_units)
+    fit = [n for n in range(1, most + 1) if n * shape.threads <= MAX_SHARING]
+    return max((n for n in fit if most % n == 0), default=1)
 
 
 def _epilogue(kernel: Gemm, f: Function, persistent: bool) -> str:

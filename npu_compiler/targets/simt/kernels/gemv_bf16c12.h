@@ -8,7 +8,7 @@
 
 template <class C> struct Rows4 {
   DEVICE const uint8_t* weights;
-  DEVICE const uint8_t* group;  // the weights of the unit
+  DEVICE const uint8_t* group;  // the weights of the tile
   uint4 codes[C::VECTORS], low[C::VECTORS][2];
   uint outliers[C::PLACES];
   Vec<uint, 2> scales;
@@ -25,10 +25,10 @@ template <class C> struct Rows4 {
       }
     }
   }
-  INLINE void load(int unit, Thread at) {
-    group = weights + (int64_t)unit * C::PLANES;
+  INLINE void load(int tile, Thread at) {
+    group = weights + (int64_t)tile * C::PLANES;
     load_pieces(0, C::AHEAD, at);
-    DEVICE const uint8_t* const extras = weights + (int64_t)C::UNITS * C::PLANES + (int64_t)unit * C::EXTRAS;
+    DEVICE const uint8_t* const extras = weights + (int64_t)C::TILES * C::PLANES + (int64_t)tile * C::EXTRAS;
     scales = *(DEVICE const Vec<uint, 2>*)extras;
 #pragma unroll
     for (int n = 0; n < C::PLACES; n++) {
@@ -90,7 +90,7 @@ template <class C> struct Rows4Weights {
     }
   };
   Rows4<C> w;
-  INLINE void load(int unit, Thread at) { w.load(unit, at); }
+  INLINE void load(int tile, Thread at) { w.load(tile, at); }
   INLINE void load_rest(Thread at) { w.load_rest(at); }
   INLINE void settle() const { w.settle(); }
   template <class Left>

@@ -20,10 +20,11 @@ def emit_gemv_bf16c12(kernel: Gemm, dialect: Dialect) -> Emission:
     shape = choose_shape(layout, row_groups, device)
 
     def reader(persistent: int) -> Reader:
-        per_unit = shape.per_unit if persistent else 0
+        resident = shape.resident if persistent else 0
         if not persistent and device.registers:
-            per_unit = min(blocks(row_groups, device.units), resident(shape.threads, 12 * shape.vectors + 20, device))
-        piece = 3 * 16 * shape.threads * max(1, per_unit)
+            fit = occupancy(shape.threads, 12 * shape.vectors + 20, device)
+            resident = min(blocks(row_groups, device.compute_units), fit)
+        piece = 3 * 16 * shape.threads * max(1, resident)
         ahead = min(shape.vectors, max(1, device.prefetch_bytes // piece))
         sizes = dict(
             PLANES=layout.planes, EXTRAS=layout.extras, MAX_OUTLIERS=layout.max_outliers,
@@ -34,7 +35,7 @@ def emit_gemv_bf16c12(kernel: Gemm, dialect: Dialect) -> Emission:
             name, header = "Rows4Fragments", "gemv_bf16c12_mma.h"
         whole = ahead == shape.vectors  # all weights are requested early
         return Reader(
-            name, "{{{0}}}", header, sizes, per_unit, elements=True, shares=dialect.fragment_access, settles=whole
+            name, "{{{0}}}", header, sizes, resident, elements=True, shares=dialect.fragment_access, settles=whole
         )
 
     return instantiate(kernel, dialect, shape, reader)
@@ -42,18 +43,19 @@ def emit_gemv_bf16c12(kernel: Gemm, dialect: Dialect) -> Emission:
 
 def choose_shape(layout: FourRows, row_groups: int, device: GPU) -> Shape:
     """Choose a shape with few idle threads, two or more pieces per thread, and many threads. Workgroups are persistent
-    if the ``row_groups`` groups of four rows do not fit on the SMs at once."""
+    if the ``row_groups`` groups of four rows do not fit on the device at once."""
     shapes = [(threads, blocks(layout.pieces, threads)) for threads in range(256, 0, -SUBGROUP)]
     idle = {s: max(8 * (s[0] * s[1] - layout.pieces) - layout.pieces, 0) for s in shapes}  # beyond an eighth
     threads, vectors = min(shapes, key=lambda s: (s[1] > MAX_PIECES, idle[s], s[1] < 2, -s[0]))
-    if not device.registers or blocks(row_groups, device.units) <= resident(threads, 12 * vectors + 20, device):
+    needed = blocks(row_groups, device.compute_units)
+    if not device.registers or needed <= occupancy(threads, 12 * vectors + 20, device):
         return Shape(threads, vectors, ROWS)
-    count = min(device.gemv_bf16c12_bytes // (2 * layout.nbytes), resident(threads, 28 * vectors + 30, device))
+    count = min(device.gemv_bf16c12_bytes // (2 * layout.nbytes), occupancy(threads, 28 * vectors + 30, device))
     return Shape(threads, vectors, ROWS, count)
 
 
-def resident(threads: int, registers: int, device: GPU) -> int:
-    """Return how many workgroups of ``threads`` fit on an SM, with ``registers`` per thread. A quarter of the SM's
-    registers serves every fourth subgroup."""
+def occupancy(threads: int, registers: int, device: GPU) -> int:
+    """Return how many workgroups of ``threads`` fit on a compute unit, with ``registers`` per thread. A quarter of
+    its registers serves every fourth subgroup."""
     subgroups_per_quarter = device.registers // 4 // (SUBGROUP * registers)
     return min(4 * subgroups_per_quarter // subgroups(threads), device.threads // threads, device.workgroups)

@@ -28,7 +28,7 @@ template <class C> struct Rows4Fragments {
     }
   };
   Rows4<C> w;
-  INLINE void load(int unit, Thread at) { w.load(unit, at); }
+  INLINE void load(int tile, Thread at) { w.load(tile, at); }
   INLINE void load_rest(Thread at) { w.load_rest(at); }
   INLINE void settle() const { w.settle(); }
   template <class Left>

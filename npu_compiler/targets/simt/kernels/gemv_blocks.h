@@ -13,7 +13,7 @@ template <class C, int COLUMNS> struct BlockPieces {
   typedef Piece<F, C::PIECES, COLUMNS> P;
   CONSTANTS bool HAS_BASE = F::Scale::HAS_BASE, WHOLE = F::SUB_BLOCK == 0;
   DEVICE const uint8_t* weights;
-  DEVICE const uint8_t* four;  // the weights of the unit
+  DEVICE const uint8_t* four;  // the weights of the tile
   P pieces[C::VECTORS], whole;
 
   INLINE void load(int begin, int end, Thread at) {
@@ -27,8 +27,8 @@ template <class C, int COLUMNS> struct BlockPieces {
       }
     }
   }
-  INLINE void load_first(int unit, Thread at) {
-    four = weights + (int64_t)unit * P::NBYTES;
+  INLINE void load_first(int tile, Thread at) {
+    four = weights + (int64_t)tile * P::NBYTES;
     load(0, C::AHEAD, at);
     if (WHOLE) whole.load_scales(four, 0);
   }
@@ -71,7 +71,7 @@ template <class C> struct BlockWeights {
   };
   typedef BlockPieces<C, 8> W;
   W w;
-  INLINE void load(int unit, Thread at) { w.load_first(unit, at); }
+  INLINE void load(int tile, Thread at) { w.load_first(tile, at); }
   INLINE void load_rest(Thread at) { w.load_rest(at); }
   INLINE void settle() const { w.settle(); }
   template <class Left>

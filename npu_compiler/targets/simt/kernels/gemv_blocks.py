@@ -13,9 +13,9 @@ from ..lang.dialect import SUBGROUP, Dialect
 from ..lang.emission import Emission
 from ..lang.function import blocks, subgroups
 from .gemv import OTHER_REGISTERS, Reader, Shape, instantiate
-from .gemv_bf16c12 import resident
+from .gemv_bf16c12 import occupancy
 
-FEW_GROUPS = 4  # of rows for each SM
+FEW_GROUPS = 4  # of rows for each compute unit
 SMALL_PIECE = 8  # registers; workgroups for such pieces have at least 96 threads
 SHARING_PIECE = 6  # registers; for such pieces more subgroups share the norm in front of a product
 PREFETCHED = 56  # the most registers of a thread for weights that are loaded before it waits
@@ -45,14 +45,14 @@ def emit_gemv_blocks(kernel: Gemm, dialect: Dialect) -> Emission:
     shape = choose_shape(kernel.k, row_groups, layout, device)
     left = kernel.prologue.outputs[0].dtype if kernel.prologue is not None else kernel.inputs[0].dtype
     fragments, exact = dialect.fragment_access and left == "bfloat16", left == "float32"
-    if fragments and shape.per_unit:
+    if fragments and shape.resident:
         shape = choose_rows_shape(kernel.k, row_groups, layout, device) or shape
 
     def reader(persistent: int) -> Reader:
-        per_unit, ahead = shape.per_unit if persistent else 0, shape.vectors
+        resident, ahead = shape.resident if persistent else 0, shape.vectors
         if not persistent and device.registers:
-            per_unit = min(blocks(row_groups, device.units), _fit(shape, layout, 1, device))
-            nbytes = layout.nbytes(kernel.k) // ahead * max(1, per_unit)
+            resident = min(blocks(row_groups, device.compute_units), _fit(shape, layout, 1, device))
+            nbytes = layout.nbytes(kernel.k) // ahead * max(1, resident)
             ahead = min(ahead, max(1, min(device.prefetch_bytes // nbytes, PREFETCHED // _registers(layout))))
         decoded = 0 if persistent else min(ahead, DECODED)
         sizes = {"AHEAD": ahead, "EXACT": exact, "HALVES": persistent > 0, "DECODED": decoded}
@@ -66,7 +66,7 @@ def emit_gemv_blocks(kernel: Gemm, dialect: Dialect) -> Emission:
         else:
             name, made, header = "BlockWeights", "{{{0}}}", "gemv_blocks.h"
         return Reader(
-            name, made, header, sizes, per_unit, types={"F": format.name}, text=format_text(format, layout),
+            name, made, header, sizes, resident, types={"F": format.name}, text=format_text(format, layout),
             shares=fragments and not shape.left and _registers(layout) <= SHARING_PIECE, settles=True, arrays=arrays,
         )  # fmt: skip
 
@@ -75,8 +75,8 @@ def emit_gemv_blocks(kernel: Gemm, dialect: Dialect) -> Emission:
 
 def choose_shape(k: int, row_groups: int, layout: BlockRows, device: GPU) -> Shape:
     """Choose a shape for ``row_groups`` groups of four rows of ``k`` columns. Few groups are divided among many
-    threads. For many, workgroups are small, and persistent if the groups do not fit on the SMs at once."""
-    pieces, few = k // PIECE, row_groups <= FEW_GROUPS * device.units
+    threads. For many, workgroups are small, and persistent if the groups do not fit on the device at once."""
+    pieces, few = k // PIECE, row_groups <= FEW_GROUPS * device.compute_units
     least = 96 if not few and _registers(layout) <= SMALL_PIECE and pieces >= 96 else SUBGROUP
     threads_of = range(160 if few else 256, least - 1, -SUBGROUP)
     shapes = [Shape(threads, blocks(pieces, threads), ROWS) for threads in threads_of]
@@ -86,10 +86,10 @@ def choose_shape(k: int, row_groups: int, layout: BlockRows, device: GPU) -> Sha
         return s.vectors > (8 if few else 4), idle, s.vectors < 2, -s.threads if few else s.threads
 
     shape = min(shapes, key=cost)
-    if few or not device.registers or blocks(row_groups, device.units) <= _fit(shape, layout, 1, device):
+    if few or not device.registers or blocks(row_groups, device.compute_units) <= _fit(shape, layout, 1, device):
         return shape
     in_flight = device.gemv_blocks_bytes // (2 * layout.nbytes(k))
-    return replace(shape, per_unit=min(in_flight, _fit(shape, layout, 2, device)))
+    return replace(shape, resident=min(in_flight, _fit(shape, layout, 2, device)))
 
 
 def choose_rows_shape(k: int, row_groups: int, layout: BlockRows, device: GPU) -> Shape | None:
@@ -97,8 +97,8 @@ def choose_rows_shape(k: int, row_groups: int, layout: BlockRows, device: GPU) -
     sizes that it does not support or is slower for.
 
     Codes of bytes are stored row by row, so that a quad loads few neighbours (a step with fp8 takes 1.14 of the time).
-    A workgroup waits for its slowest subgroup at every unit, which another one of the SM has to hide. The units of SMs
-    differ by one, so they must be many."""
+    A workgroup waits for its slowest subgroup at every tile, which another workgroup of the compute unit has to hide.
+    Some workgroups compute one tile more than others, so there must be many tiles."""
     f, columns = layout.format, LEFT_PIECES * QUAD
     if f.bits != 4 or 0 < f.sub_block < QUAD or (f.head_fields and f.block < columns) or k % columns:
         return None
@@ -106,11 +106,11 @@ def choose_rows_shape(k: int, row_groups: int, layout: BlockRows, device: GPU) -
     runs = _runs(layout)
     scales = sum(f.scale_fields) * (runs if runs <= 2 else runs // 4)
     weights = LEFT_PIECES * f.bits + scales + sum(f.head_fields)
-    fit = resident(threads, 2 * weights + LEFT_PIECES * 4 + OTHER_REGISTERS, device)
-    per_unit = min(fit, device.gemv_blocks_bytes // (2 * QUADS * layout.nbytes(k)))
-    if per_unit < 2 or row_groups < FEW_GROUPS * QUADS * device.units:
+    fit = occupancy(threads, 2 * weights + LEFT_PIECES * 4 + OTHER_REGISTERS, device)
+    resident = min(fit, device.gemv_blocks_bytes // (2 * QUADS * layout.nbytes(k)))
+    if resident < 2 or row_groups < FEW_GROUPS * QUADS * device.compute_units:
         return None
-    return Shape(threads, LEFT_PIECES, rows, per_unit, left=1)
+    return Shape(threads, LEFT_PIECES, rows, resident, left=1)
 
 
 def _runs(layout: BlockRows) -> int:
@@ -119,10 +119,10 @@ def _runs(layout: BlockRows) -> int:
     return columns // min(columns, layout.format.sub_block or columns)
 
 
-def _fit(shape: Shape, layout: BlockRows, units: int, device: GPU) -> int:
-    """Return how many workgroups fit on an SM if each has the weights of ``units`` units in registers."""
-    other = 32 if units > 1 else 20  # registers besides weights and left operand
-    return resident(shape.threads, shape.vectors * (units * _registers(layout) + 5) + other, device)
+def _fit(shape: Shape, layout: BlockRows, tiles: int, device: GPU) -> int:
+    """Return how many workgroups fit on a compute unit if each has the weights of ``tiles`` tiles in registers."""
+    other = 32 if tiles > 1 else 20  # registers besides weights and left operand
+    return occupancy(shape.threads, shape.vectors * (tiles * _registers(layout) + 5) + other, device)
 
 
 def _registers(layout: BlockRows) -> int:

@@ -5,7 +5,7 @@
 // subtracted from the sums.
 //
 // Constants of C in addition to those of gemv_blocks.h: HALVES, whether fragments are of float16 if that takes fewer
-// instructions for each unit, but more in front of the first; DECODED: pieces that are decoded before pdl_wait().
+// instructions for each tile, but more in front of the first; DECODED: pieces that are decoded before pdl_wait().
 #pragma once
 #include "gemv_blocks.h"
 
@@ -112,7 +112,7 @@ template <class C> struct BlockFragments {
   static INLINE float diagonal(THREAD const FragC& acc, int half, int lane) {
     return (lane & 4) != 0 ? acc.v[2 * half + 1] : acc.v[2 * half];
   }
-  INLINE void load(int unit, Thread at) { w.load_first(unit, at); }
+  INLINE void load(int tile, Thread at) { w.load_first(tile, at); }
   INLINE void load_rest(Thread at) { w.load_rest(at); }
   // The compiler would move the decoding behind pdl_wait() if nothing in front of it read the result.
   INLINE void settle() {

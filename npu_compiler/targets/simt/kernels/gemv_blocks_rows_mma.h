@@ -101,8 +101,8 @@ template <class C> struct RowFragments {
   PieceCodes<P::BITS> codes[C::VECTORS];
   uint scales[LANE_RUNS * P::SCALE], head[P::HEAD == 0 ? 1 : P::HEAD];
 
-  INLINE void load(int unit, Thread at) {
-    const int own = unit * 8 + (at.lane >> 2), group = C::N % 32 == 0 || own < FOURS ? own : FOURS - 1;
+  INLINE void load(int tile, Thread at) {
+    const int own = tile * 8 + (at.lane >> 2), group = C::N % 32 == 0 || own < FOURS ? own : FOURS - 1;
     const int begin = at.subgroup * COLUMNS, first = RUNS <= 2 ? 0 : (at.lane & 3) * LANE_RUNS;  // run of the lane
     DEVICE const uint8_t* const four = weights + (int64_t)group * P::NBYTES;
     StreamWords how;

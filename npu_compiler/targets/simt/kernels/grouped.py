@@ -20,7 +20,7 @@ MAX_CHANNELS = 8  # of a group, if a matrix unit could multiply them
 MAX_PIXELS, MAX_SPAN = 8, 16  # pixels of a thread's result, and pixels of a line that it reads
 MAX_FILTERS = 6 << 10  # floats in shared memory
 MAX_BLOCKS = 32
-PER_UNIT = 8  # workgroups that run on a unit at once
+RESIDENT = 8  # workgroups that run on a compute unit at once
 
 
 def supports_grouped(kernel: Conv2d, dialect: Dialect) -> bool:
@@ -46,7 +46,7 @@ def emit_grouped(kernel: Conv2d, dialect: Dialect) -> Emission:
     most = min(MAX_BLOCKS, MAX_FILTERS // (terms * columns))
     together = next(b for b in (32, 16, 8, 4, 2, 1) if b <= most)
     parts, places = blocks(sets, together), n * oh * blocks(ow, pixels)
-    sharing = min(blocks(places, THREADS // together), max(1, dialect.device.units * PER_UNIT // parts))
+    sharing = min(blocks(places, THREADS // together), max(1, dialect.device.compute_units * RESIDENT // parts))
     vector = 4 // max(1, dtypes.DTYPES[x.dtype].size // 4)
     while any(v % vector for v in (channels, x.offset, *x.strides[:3])):
         vector //= 2

@@ -1,7 +1,8 @@
-"""The types of operands that matrix units multiply, in units of two bytes.
+"""The types of operands that matrix units multiply, viewed as elements of 16 bits.
 
-A unit is one element of 16 bits or two of 8 bits that are neighbours along K. Loads, swizzles, fragments and tiles of
-8-bit operands are therefore those of 16-bit operands with half as many terms; only the instruction differs.
+A b16 element (PTX's ``.b16``) is one element of 16 bits, or two of 8 bits that are neighbours along K. Loads, swizzles,
+fragments and tiles of 8-bit operands are therefore those of 16-bit operands with half as many terms; only the
+instruction differs.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from ....schedule.kernel import Operand
 
 @dataclass(frozen=True)
 class OperandType:
-    """``left``, ``right``: dtypes of the operands. ``ctype``: a unit in kernels. ``elements``: of a unit. ``sums``: the
-    dtype of accumulators. ``columns``: widths of wgmma are multiples of it. ``format``: the weight layout of the right
-    operand, or ''."""
+    """``left``, ``right``: dtypes of the operands. ``ctype``: the C++ type of a b16 element. ``elements``: in one b16
+    element. ``sums``: the dtype of accumulators. ``columns``: widths of wgmma are multiples of it. ``format``: the
+    weight layout of the right operand, or ''."""
 
     left: str
     right: str
@@ -44,7 +45,7 @@ TYPES = (
     OperandType("float8_e4m3fn", "uint8", "e4m3x2", elements=2, format="fp8_e4m3.rows"),
 )
 FLOATS = OperandType("float32", "float32", "float")  # float arithmetic, or TF32
-_UNIT = "int16"  # the dtype of operands whose elements are units
+_B16 = "int16"  # the dtype of 8-bit operands that are viewed as b16
 
 
 def operand_type(kernel: Gemm | Conv2d) -> OperandType | None:
@@ -53,15 +54,15 @@ def operand_type(kernel: Gemm | Conv2d) -> OperandType | None:
     return next((t for t in TYPES if (t.left, t.right, t.format) == found), None)
 
 
-def in_units(kernel: Gemm | Conv2d) -> Gemm | Conv2d | None:
-    """Return ``kernel`` with operands whose elements are units: those of 8 bits with half as many terms. None if the
-    operands do not consist of whole units."""
+def as_b16(kernel: Gemm | Conv2d) -> Gemm | Conv2d | None:
+    """Return ``kernel`` with its operands viewed as b16: those of 8 bits with half as many terms. None if the
+    operands do not consist of whole b16 elements."""
     t = operand_type(kernel)
     if t is None or t.elements == 1:
-        return kernel if t is not None or kernel.inputs[0].dtype == _UNIT else None
+        return kernel if t is not None or kernel.inputs[0].dtype == _B16 else None
     if isinstance(kernel, Gemm) and kernel.prologue is not None:
         return None
-    n, sides = t.elements, [_in_units(o, t.elements) for o in (kernel.inputs[0], kernel.weight)]
+    n, sides = t.elements, [_view(o, t.elements) for o in (kernel.inputs[0], kernel.weight)]
     left, right = sides
     if left is None or right is None:
         return None
@@ -77,11 +78,11 @@ def in_units(kernel: Gemm | Conv2d) -> Gemm | Conv2d | None:
     return replace(kernel, inputs=inputs, channels=(channels // n, results))
 
 
-def _in_units(o: Operand, n: int) -> Operand | None:
-    """Return an operand as units of ``n`` neighbouring elements, or None."""
+def _view(o: Operand, n: int) -> Operand | None:
+    """Return an operand whose elements are ``n`` neighbours of ``o``, or None."""
     others = [s for size, s in zip(o.shape[:-1], o.strides[:-1], strict=True) if size > 1]
     if o.strides[-1] != 1 or o.shape[-1] % n or o.offset % n or any(s % n for s in others):
         return None
     strides = (*(s // n for s in o.strides[:-1]), 1)
     shape = (*o.shape[:-1], o.shape[-1] // n)
-    return Operand(replace(o.buffer, dtype=_UNIT), shape, strides, o.offset // n)
+    return Operand(replace(o.buffer, dtype=_B16), shape, strides, o.offset // n)

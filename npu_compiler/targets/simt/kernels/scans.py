@@ -61,7 +61,7 @@ def section_of(kernel: Scan, dialect: Dialect) -> int:
         return 0
     s = scan_sizes(x, kernel.axis)
     tile = MIN_COLUMN if s.columns else MIN_TILES * s.subgroups * s.vectors * s.width * SUBGROUP
-    wanted = device.units * (device.threads // (1 if s.columns else THREADS)) // s.rows // 2
+    wanted = device.compute_units * (device.threads // (1 if s.columns else THREADS)) // s.rows // 2
     sections = min(s.n // tile, wanted, MAX_SECTIONS)
     if sections < MIN_SECTIONS or (s.subgroups == 1 and not s.columns):
         return 0

@@ -19,7 +19,7 @@ MAX_SECTION = 4096  # the longest section, whose items take up to 32 KiB
 ITEM_BYTES = {"int": 4, "int64_t": 8, "WideItem": 16}
 LARGEST = {"int": 2**31 - 1, "int64_t": 2**63 - 1}
 # Selection is chosen for at most FEW_SELECTED elements, which takes little time, or for MANY_ROWS rows, which occupy
-# all units.
+# all compute units.
 FEW_SELECTED, MANY_ROWS = 4, 64
 
 

@@ -1,5 +1,5 @@
-"""Properties of a GPU that the SIMT kernels depend on. A unit is a streaming multiprocessor (NVIDIA) or a GPU core
-(Apple)."""
+"""Properties of a GPU that the SIMT kernels depend on. A compute unit is a streaming multiprocessor (SM) of
+NVIDIA, or a GPU core of Apple."""
 
 from __future__ import annotations
 
@@ -33,16 +33,15 @@ class WgmmaCosts:
 class GPU(Device):
     """A GPU.
 
-    ``units``: their number. ``shared_bytes``: shared memory that a workgroup may use. ``registers``: 32-bit registers
-    of a unit; 0: unknown, and then no kernel uses persistent workgroups. ``threads``, ``workgroups``: the most that are
-    resident on a unit. ``gemv_bytes``, ``gemv_bf16c12_bytes``, ``gemv_blocks_bytes``: bytes of weights, plain,
-    compressed and in block formats, that a unit must have in flight to saturate the memory bandwidth.
-    ``prefetch_bytes``: how many of these are prefetched before the
-    predecessor finishes; prefetching more steals its write bandwidth. ``wgmma``: costs of the warpgroups' matrix unit;
-    None: there is none.
+    ``compute_units``: their number. ``shared_bytes``: shared memory that a workgroup may use. ``registers``: 32-bit
+    registers of a compute unit; 0: unknown, and then no kernel uses persistent workgroups. ``threads``, ``workgroups``:
+    the most that are resident on a compute unit. ``gemv_bytes``, ``gemv_bf16c12_bytes``, ``gemv_blocks_bytes``: bytes
+    of weights, plain, compressed and in block formats, that a compute unit must have in flight to saturate the memory
+    bandwidth. ``prefetch_bytes``: how many of these are prefetched before the predecessor finishes; prefetching more
+    steals its write bandwidth. ``wgmma``: costs of the warpgroups' matrix unit; None: there is none.
     """
 
-    units: int = 1
+    compute_units: int = 1
     shared_bytes: int = 32 << 10
     registers: int = 0
     threads: int = 2048

@@ -140,20 +140,20 @@ def _no_clusters(head: str, cluster: int) -> str:
 class Dialect:
     """How a target defines the vocabulary.
 
-    ``name``: the target's. ``prelude``: the text of the definitions. ``entry(name, params, threads, per_unit)``: the
-    opening of a kernel up to ``{``, and its first lines. Workgroups have ``threads`` threads, and ``per_unit`` of them
-    should be resident on a unit (0: any number). ``shared(arrays)``: lines that declare shared memory, and the bytes to
-    request at launch. ``device``: the GPU for which kernels choose their sizes. ``matrix``: (M, N, K) of the matrix
-    unit, or () if there is none. ``matrix_types``: IR dtypes of its operands. ``matrix_tf32``: (M, N, K) for operands
-    of float32 that are rounded to TF32, or (). ``stages``: of a ring buffer in shared memory. ``max_params``: the most
-    pointers that a kernel may have. ``wgmma_widths``: tile widths of ``wgmma_gemm``; (): there is none. ``headers``:
-    the folders of the headers that functions include. ``fragment_access``: whether kernels may access elements of
-    fragments. ``grid_barrier``: whether workgroups of one kernel can wait for each other. ``arrival_counters``: whether
-    the last workgroup of a kernel can read what the others wrote. ``prefetches``: whether there is ``prefetch``.
-    ``overlaps``: whether a kernel may run beside its predecessor. ``has_double``: whether ``double`` is available for
-    running sums. ``fast``: scalar ops with a ``_fast`` function. ``special``: the target's own functions, which are
-    tried before the common ones. ``clustered(head, count)``: the opening of a kernel whose workgroups form clusters of
-    ``count``.
+    ``name``: the target's. ``prelude``: the text of the definitions. ``entry(name, params, threads, resident)``: the
+    opening of a kernel up to ``{``, and its first lines. Workgroups have ``threads`` threads, and ``resident`` of them
+    should be resident on a compute unit (0: any number). ``shared(arrays)``: lines that declare shared memory, and the
+    bytes to request at launch. ``device``: the GPU for which kernels choose their sizes. ``matrix``: (M, N, K) of the
+    matrix unit, or () if there is none. ``matrix_types``: IR dtypes of its operands. ``matrix_tf32``: (M, N, K) for
+    operands of float32 that are rounded to TF32, or (). ``stages``: of a ring buffer in shared memory. ``max_params``:
+    the most pointers that a kernel may have. ``wgmma_widths``: tile widths of ``wgmma_gemm``; (): there is none.
+    ``headers``: the folders of the headers that functions include. ``fragment_access``: whether kernels may access
+    elements of fragments. ``grid_barrier``: whether workgroups of one kernel can wait for each other.
+    ``arrival_counters``: whether the last workgroup of a kernel can read what the others wrote. ``prefetches``: whether
+    there is ``prefetch``. ``overlaps``: whether a kernel may run beside its predecessor. ``has_double``: whether
+    ``double`` is available for running sums. ``fast``: scalar ops with a ``_fast`` function. ``special``: the target's
+    own functions, which are tried before the common ones. ``clustered(head, count)``: the opening of a kernel whose
+    workgroups form clusters of ``count``.
     """
 
     name: str

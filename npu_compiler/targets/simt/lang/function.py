@@ -48,7 +48,7 @@ class Function:
     """A kernel function under construction.
 
     ``lines``: the body. ``before``: headers and structs in front of the function. ``arrays``: arrays in shared memory.
-    ``per_unit``: workgroups that should be resident on a unit; 0: any number. ``cluster``: workgroups of a cluster.
+    ``resident``: workgroups that should be resident on a compute unit; 0: any. ``cluster``: workgroups of a cluster.
     ``maps``: tensor maps, by operand. ``explicit_wait``: the body itself calls ``pdl_wait()``; otherwise it comes
     first. ``launch_dependents``: the next kernel may start at once; otherwise the body calls
     ``pdl_launch_dependents()``.
@@ -60,7 +60,7 @@ class Function:
         self.before: list[str] = []
         self.arrays: list[Array] = []
         self.checks = False
-        self.per_unit = 0
+        self.resident = 0
         self.cluster = 1
         self.maps: list[tuple[int, TileMap]] = []
         self._params: dict[int, Param] = {}
@@ -140,12 +140,12 @@ class Function:
         """Define a struct with the positions of the rows of ``op`` along ``axis``, and return its name: ``row(n)`` is
         the offset of row n, counted in order over all other dims, and ``STEP`` the stride along a row, both in
         elements."""
-        unit, terms = 1, []
+        divisor, terms = 1, []
         for d in reversed(range(len(op.shape))):
             if d != axis:
                 if op.strides[d]:
-                    terms.append(f"(int64_t)(n / {unit} % {op.shape[d]}) * {op.strides[d]}")
-                unit *= op.shape[d]
+                    terms.append(f"(int64_t)(n / {divisor} % {op.shape[d]}) * {op.strides[d]}")
+                divisor *= op.shape[d]
         step = op.strides[axis] if op.strides else 0
         return self.functor(name, {"STEP": step}, row=("int64_t", "int n", " + ".join(terms) or "0"))
 
@@ -160,7 +160,7 @@ class Function:
             params.append(Param("int", "bad", True, False))
         params += [Param("TensorMap", f"m{i}", False, True) for i in range(len(self.maps))]
         declared, dynamic = self.dialect.shared(self.arrays)
-        head = self.dialect.entry("@NAME@", params, threads, self.per_unit)
+        head = self.dialect.entry("@NAME@", params, threads, self.resident)
         if self.cluster > 1:
             head = self.dialect.clustered(head, self.cluster)
         body = "".join(self.before) + "\n".join([head, *("  " + d for d in declared), *self.lines.text, "}\n"])

@@ -255,15 +255,15 @@ class Points:
 def decode(s: Scalars, nest: Nest, dims: Sequence[int], flat: str, width: int = 1) -> None:
     """Define the variables ``i{dim}`` of ``dims`` from the flat number ``flat``; the last dim varies fastest, in steps
     of ``width``."""
-    unit = 1
+    divisor = 1
     for d in reversed(dims):
         n = nest.size[d] // (width if d == dims[-1] else 1)
-        text = flat if unit == 1 else f"{flat} / {unit}u"
+        text = flat if divisor == 1 else f"{flat} / {divisor}u"
         outermost = d == dims[0]
-        text = text if outermost else f"({text}) % {n}u" if unit > 1 else f"{text} % {n}u"
+        text = text if outermost else f"({text}) % {n}u" if divisor > 1 else f"{text} % {n}u"
         times = f" * {width}" if d == dims[-1] and width > 1 else ""
         s.out.add(f"const int i{d} = (int)({text}){times};")
-        unit *= n
+        divisor *= n
 
 
 def memory_order(nest: Nest, dims: Sequence[int], loads: bool = False) -> list[int]:

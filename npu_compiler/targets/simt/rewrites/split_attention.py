@@ -18,7 +18,7 @@ MAX_SPLITS = 128
 
 
 def split_attention(schedule: Schedule, dialect: Dialect) -> None:
-    """Split the keys into parts if the queries alone would leave most units idle."""
+    """Split the keys into parts if the queries alone would leave most compute units idle."""
     kernels = [k for k in schedule.kernels if isinstance(k, Attention)]
     schedule.rewrite({k: _split(schedule, k, splits) for k in kernels if (splits := _splits(k, dialect)) > 1})
 
@@ -30,7 +30,7 @@ def _splits(k: Attention, dialect: Dialect) -> int:
         return 1
     b, h, sq, _ = q.shape
     workgroups = b * keys.shape[1] * -(-(h // keys.shape[1] * sq) // MAX_ROWS)
-    return min(MAX_SPLITS, keys.shape[2] // MIN_KEYS, dialect.device.units * 2 // workgroups)
+    return min(MAX_SPLITS, keys.shape[2] // MIN_KEYS, dialect.device.compute_units * 2 // workgroups)
 
 
 def _split(schedule: Schedule, k: Attention, splits: int) -> tuple[Kernel, Kernel]:

@@ -16,12 +16,12 @@ from ..lang.dialect import Dialect
 MIN_TERMS = 256  # of a part of a sum
 MAX_SPLITS, MAX_SIMPLE_SPLITS = 16, 64
 TILE, SIMPLE_TILE = (64, 128), (64, 64)
-RESIDENT = 4  # workgroups of a unit that hide the latency of float arithmetic
+RESIDENT = 4  # workgroups of a compute unit that hide the latency of float arithmetic
 
 
 def split_k(schedule: Schedule, dialect: Dialect) -> None:
-    """Split sums along K if the tiles alone would leave most units idle. A second kernel adds the parts of each result,
-    in order, and applies the epilogue."""
+    """Split sums along K if the tiles alone would leave most compute units idle. A second kernel adds the parts of each
+    result, in order, and applies the epilogue."""
     products = [k for k in schedule.kernels if isinstance(k, Gemm | Conv2d)]
     schedule.rewrite({k: _split(schedule, k, splits) for k in products if (splits := _splits(k, dialect)) > 1})
 
@@ -35,11 +35,11 @@ def _splits(k: Gemm | Conv2d, dialect: Dialect) -> int:
         return 1
     rows, columns = TILE if matrix else SIMPLE_TILE
     tiles = -(-p.m // rows) * -(-p.n // columns)
-    if dialect.device.units < 2 * tiles:
+    if dialect.device.compute_units < 2 * tiles:
         return 1
     if not matrix:
-        return min(RESIDENT * dialect.device.units // tiles, p.k // MIN_TERMS, MAX_SIMPLE_SPLITS)
-    return min(dialect.device.units // tiles, p.k // MIN_TERMS, MAX_SPLITS)
+        return min(RESIDENT * dialect.device.compute_units // tiles, p.k // MIN_TERMS, MAX_SIMPLE_SPLITS)
+    return min(dialect.device.compute_units // tiles, p.k // MIN_TERMS, MAX_SPLITS)
 
 
 def _split(schedule: Schedule, k: Gemm | Conv2d, splits: int) -> tuple[Kernel, Kernel]:

@@ -24,13 +24,14 @@ KINDS = ("sum", "prod", "max", "min")
 
 def split_reduction(schedule: Schedule, dialect: Dialect) -> None:
     """Split the first reduced dim of a single sum, product, maximum or minimum into parts if there are too few rows to
-    keep the units busy. A second kernel reduces the parts."""
-    units = dialect.device.units
+    keep the compute units busy. A second kernel reduces the parts."""
+    compute_units = dialect.device.compute_units
     loops = [k for k in schedule.kernels if isinstance(k, Loops)]
-    schedule.rewrite({k: [s for p in _passes(schedule, k, units) for s in _split(schedule, p, units)] for k in loops})
+    passes = {k: _passes(schedule, k, compute_units) for k in loops}
+    schedule.rewrite({k: [s for p in made for s in _split(schedule, p, compute_units)] for k, made in passes.items()})
 
 
-def _passes(schedule: Schedule, k: Loops, units: int) -> list[Loops]:
+def _passes(schedule: Schedule, k: Loops, compute_units: int) -> list[Loops]:
     """Return ``k`` itself, or a kernel for each of its reductions and for its stores, in order."""
     body = k.body
     folds = [s for s in body.stages if s.kind == "reduce"]
@@ -38,7 +39,7 @@ def _passes(schedule: Schedule, k: Loops, units: int) -> list[Loops]:
         return [k]
     points = math.prod(body.domain[d] for d in body.axes)
     rows = math.prod(body.domain) // points
-    if points < 2 * MIN_POINTS or 2 * rows > units:
+    if points < 2 * MIN_POINTS or 2 * rows > compute_units:
         return [k]
     if {o.buffer.id for o in k.outputs} & {o.buffer.id for o in k.inputs}:
         return [k]  # a pass would read what another one has replaced
@@ -80,7 +81,7 @@ def _passes(schedule: Schedule, k: Loops, units: int) -> list[Loops]:
     return [*(replace(p, flops=0) for p in kernels[:-1]), kernels[-1]]
 
 
-def _split(schedule: Schedule, k: Loops, units: int) -> list[Loops]:
+def _split(schedule: Schedule, k: Loops, compute_units: int) -> list[Loops]:
     """Return ``k`` itself, or the two kernels."""
     body = k.body
     if body.serial or not body.axes or not _is_plain(body) or 0 in body.domain:
@@ -88,7 +89,10 @@ def _split(schedule: Schedule, k: Loops, units: int) -> list[Loops]:
     fold, axis = body.stages[0], body.axes[0]
     points = math.prod(body.domain[d] for d in body.axes)
     rows, n = math.prod(body.domain) // points, body.domain[axis]
-    parts = min(n, points // MIN_POINTS, 2 * units // rows) if 2 * rows <= units else _parts_of_columns(k, rows, points)
+    if 2 * rows <= compute_units:
+        parts = min(n, points // MIN_POINTS, 2 * compute_units // rows)
+    else:
+        parts = _parts_of_columns(k, rows, points)
     if parts < 2:
         return [k]
     length = -(-n // parts)
