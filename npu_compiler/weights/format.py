@@ -268,23 +268,21 @@ def block_format(name: str) -> BlockFormat:
     return format
 
 
-def identity(format: WeightFormat | None) -> str:
-    """Return the name of a format and, if it is not part of this package, a digest of its files, for cache keys."""
-    if format is None or format.name not in _registered:
-        return format.name if format is not None else "none"
+def registered_identities() -> list[str]:
+    """Return the name of every format that is not part of this package and a digest of its files, for cache keys of
+    what may hold weights in any of them. The keys have a digest of this package already."""
+    return sorted(map(_identity, _registered.values()))
+
+
+def _identity(format: WeightFormat) -> str:
     digest = hashlib.sha256()
     for file in sorted(set(_files(format))):
         digest.update(file.read_bytes())
     return f"{format.name} {digest.hexdigest()}"
 
 
-def registered_identities() -> list[str]:
-    """Return the :func:`identity` of every format that is not part of this package, for cache keys of what may hold
-    weights in any of them."""
-    return sorted(map(identity, _registered.values()))
-
-
 def _files(format: WeightFormat) -> Iterator[Path]:
+    """Yield the modules of a format and its layouts, and the readers."""
     for part in (format, *format.layouts):
         file = getattr(sys.modules.get(type(part).__module__), "__file__", None)
         if file is not None:

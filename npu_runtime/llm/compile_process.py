@@ -104,11 +104,14 @@ def compile_apart(path: Path, dtype: str | None, options: CompileOptions) -> Com
         try:
             process.stdin.write(f"{json.dumps(sys.path)}\n{request}\n".encode())
             process.stdin.flush()
-            return _answer(process.stdout)
+            program = _answer(process.stdout)
         except BrokenPipeError:  # it ended early
-            return None
+            program = None
         finally:  # an interrupt must not leave it behind
             process.kill()
+    if program is None:
+        _log.debug("the process that compiles %s failed; this process compiles it", path)
+    return program
 
 
 def saves_memory() -> bool:

@@ -31,7 +31,7 @@ from npu_compiler.support.numbers import whole_number
 from npu_compiler.target_config import target_config
 from npu_compiler.weights.bytes import FP8
 from npu_compiler.weights.files import read_document
-from npu_compiler.weights.format import ALL_OTHERS, LOSSLESS, Weights, identity, registered_identities, weight_format
+from npu_compiler.weights.format import ALL_OTHERS, LOSSLESS, Weights, registered_identities, weight_format
 
 from ..arrays import return_freed_memory
 from ..backends.base import Backend, get_backend
@@ -90,8 +90,8 @@ class Loader:
         self.target, self.max_len, self._backend, self._kv_cache = target, max_len, backend, kv_cache
         self._activations = activations
         self.dtype = None if dtype is None else dtypes.storage_dtype(dtype)
-        self._format = identity(weight_format(weights)) if weights != AUTO else AUTO  # refuses unknown names
-        self.weights = weights
+        self._format = weight_format(weights) if weights != AUTO else None  # refuses unknown names
+        self.weights = AUTO if weights == AUTO else None if self._format is None else self._format.name
         self._programs = open_cache("programs", None if cache else 0)
         self._weights = open_cache("weights", env.weight_cache_size() if cache and not scoring else 0)
         self._scoring, self._fast = scoring, speed_over_memory
@@ -108,10 +108,10 @@ class Loader:
         source = self._source()
         try:
             return self._loaded(source)
-        except IncompressibleError:
-            format = weight_format(self.weights) if self.weights != AUTO else None
-            if isinstance(source, _CompiledFile) or (format is not None and format.required):
+        except IncompressibleError as error:
+            if isinstance(source, _CompiledFile) or (self._format is not None and self._format.required):
                 raise
+            _log.warning("%s is compiled again without the weight format: %s", self.path, error)
         source.keep_plain()
         return self._loaded(source)
 
@@ -161,7 +161,7 @@ class Loader:
             raise InputError(f"max_len={self.max_len}: {manifest.name} was made for at most {manifest.limit} positions")
         default = _SCORING_MAX_LEN if self._scoring else _DEFAULT_MAX_LEN
         manifest = replace(manifest, max_len=self.max_len or min(manifest.limit or default, default))
-        stored = source.formats(self.target) if source.weights == AUTO else self._format if source.weights else None
+        stored = source.stored_formats(self.target)
         activations = source.activations(self.target) if self._activations == AUTO else self._activations
         options = f"{manifest.max_len} {self._scoring} {self._fast} {self._kv_cache} {activations} {stored}"
         key = f"program {manifest.identity} {options} {self._compiler}"
@@ -171,8 +171,7 @@ class Loader:
             if (known := self._known(key, source)) is not None:
                 return *known, manifest
             with progress.step(f"compiling {manifest.name}"):
-                formats = source.stored_formats(self.target)
-                own = (self._scoring, self._fast, self._kv_cache, formats, activations)
+                own = (self._scoring, self._fast, self._kv_cache, stored, activations)
                 wanted = CompileOptions(self.target, manifest.max_len, *own)
                 program = source.compile(wanted, apart)
             recipes = _recipe_digest(program)

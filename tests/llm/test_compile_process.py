@@ -53,8 +53,13 @@ def test_the_program_and_its_progress(processes: list[Any], tmp_path: Path) -> N
     assert program_to_plain(program) == program_to_plain(here)
 
 
-def test_a_process_that_fails_leaves_the_error_to_its_parent(processes: list[Any], tmp_path: Path) -> None:
+def test_a_process_that_fails_leaves_the_error_to_its_parent(
+    processes: list[Any], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level("DEBUG", "npu_runtime")
     assert compile_apart(tmp_path / "none", None, OPTIONS) is None
+    (record,) = caplog.records
+    assert record.getMessage() == f"the process that compiles {tmp_path / 'none'} failed; this process compiles it"
 
 
 def test_an_interrupt_ends_the_process(processes: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

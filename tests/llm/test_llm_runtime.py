@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -445,8 +446,10 @@ def test_nan_weights_are_named_each_time(llm: LLM, cache: Path, tmp_path: Path) 
         broken.generate("a", max_tokens=1, stream=False)
 
 
-def test_weights_that_cannot_be_kept_in_fewer_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compiled file refuses them; a checkpoint is compiled again, once, for weights as they are."""
+def test_weights_that_cannot_be_kept_in_fewer_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A compiled file refuses them; a checkpoint is compiled again, once, for weights as they are, and says so."""
     folder, program = small_model.write_model(tmp_path / "wild", torch_dtype="bfloat16"), tmp_path / "wild.npubin"
     arrays = safetensors.numpy.load_file(folder / "model.safetensors")
     wild = arrays["model.layers.0.mlp.down_proj.weight"]
@@ -462,6 +465,9 @@ def test_weights_that_cannot_be_kept_in_fewer_bits(tmp_path: Path, monkeypatch: 
             first, second = (LLM.load(folder, max_len=MAX_LEN) for _ in range(2))
         texts = [step.text for step in steps]
         assert texts.count("compiling wild") == 1 and texts.count("packing weights") == 2
+        (record,) = (r for r in caplog.records if r.name == "npu_runtime.llm.loader")
+        said = r".*wild is compiled again without the weight format: weight 'model\.layers\.0\."
+        assert re.match(said, record.getMessage())
         monkeypatch.setenv("NPU_DISABLE", "compress_weights")
         plain = LLM.load(folder, max_len=MAX_LEN, cache=False)
     for found in (first, second):

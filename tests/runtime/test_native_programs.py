@@ -47,15 +47,20 @@ def test_a_program_for_another_target(program: CompiledProgram) -> None:
 
 
 def test_a_missing_cpu_feature_means_a_rebuild_or_a_clear_error(
-    program: CompiledProgram, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    program: CompiledProgram, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     foreign = replace(program, requires=("avx9000", *sorted(host.host_cpu().features)[:1]))
     assert "avx9000" in obstacle(foreign)
     handmade.check(Executor(foreign, handmade.weights(), entry="main").run(handmade.inputs()), handmade.inputs())
+    (record,) = caplog.records
+    assert re.match(r"program 'handmade' was rebuilt from source: .*avx9000", record.getMessage())
     with pytest.raises(BackendError, match=r"needs the CPU features avx9000, .* holds no source"):
         Executor(replace(foreign, sources={}), handmade.weights(), entry="main")
     monkeypatch.setenv("NPU_CXX", "/nowhere/c++")
     with pytest.raises(BackendError, match=r"avx9000.*could not be rebuilt.*Install a C\+\+ compiler"):
+        Executor(foreign, handmade.weights(), entry="main")
+    monkeypatch.setattr(toolchain, "build_shared", lambda *args, **kwargs: b"not an object")
+    with pytest.raises(BackendError, match=r"program 'handmade' was rebuilt, but does not load"):
         Executor(foreign, handmade.weights(), entry="main")
 
 

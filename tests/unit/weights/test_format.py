@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from npu_compiler.weights.bytes import ByteFormat
 from npu_compiler.weights.format import ROWS, BlockFormat, WeightFormat, known_formats, layout_for, weight_format
 from npu_compiler.weights.packing import pack, packed_spec, unpack_matrix
 from npu_runtime import load_weights
+from npu_runtime.llm.loader import _CompiledFile, _weight_key, companions, compiler_identity
 
 from ...models.gate import cast, expect, run
 from ...porting.rows8 import FORMAT as ROWS8
@@ -172,6 +174,27 @@ def test_programs_need_their_format(monkeypatch: pytest.MonkeyPatch, tmp_path: o
     monkeypatch.delitem(registry._registered, "rows8")
     with pytest.raises(ArtifactError, match=r"unknown (weight layout|block format) 'rows8"):
         npu_compiler.CompiledProgram.load(path)
+
+
+def test_caches_tell_versions_of_a_registered_format_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A key holds the names and the files of all registered formats; without them, those of the package alone."""
+
+    def keys() -> tuple[str, str]:
+        return compiler_identity("cpu"), _weight_key(_CompiledFile(saved), "recipes")
+
+    saved = tmp_path / "model.npubin"
+    for file in (saved, *companions(saved)):
+        file.touch()
+    reader = tmp_path / "rows8.h"
+    monkeypatch.setattr(Panels, "reader", reader)
+    reader.write_text("struct rows8 {};")
+    first = keys()
+    assert keys() == first and all("rows8" in key for key in first)
+    reader.write_text("struct rows8 { int changed; };")
+    second = keys()
+    monkeypatch.delitem(registry._registered, "rows8")
+    assert all(len(set(found)) == 3 for found in zip(first, second, keys(), strict=True))
+    assert not any("rows8" in key for key in keys())
 
 
 def test_the_graph_says_which_numbers_it_computes_with(monkeypatch: pytest.MonkeyPatch) -> None:
