@@ -116,22 +116,17 @@ def fixed_windows(
 
 
 # -- maximum ----------------------------------------------------------------------------------------------------------
-def lowest(dtype: str) -> float:
-    """Return the smallest value of a dtype, -inf for floats."""
-    return -math.inf if dt.is_float(dtype) else int(np.iinfo(dt.numpy_dtype(dtype)).min)
-
-
 def max_windows(x: Value, windows: Sequence[Window]) -> Value:
     """Reduce windows by their maximum."""
     last = channels_last(x, len(windows))
-    y = pool("max", last, windows, lowest(x.dtype))
+    y = pool("max", last, windows, dt.extremes(x.dtype)[0])
     return channels_first(y, x.rank == len(windows) + 2)
 
 
 def max_positions(x: Value, windows: Sequence[Window]) -> Value:
     """Flat position, in the spatial dims, of each window's first maximum."""
     n = len(windows)
-    taps = pool("argmax", channels_last(x, n), windows, lowest(x.dtype))
+    taps = pool("argmax", channels_last(x, n), windows, dt.extremes(x.dtype)[0])
     count = math.prod(w.kernel for w in windows)
     tap = minimum(
         maximum(load(0, "int64", [index(d) for d in range(n + 2)]), 0), count - 1

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from ..graph import expr
 from ..graph.expr import Expr
 from ..graph.graph import Graph, Node, Value
@@ -62,8 +60,7 @@ def _integers(e: Expr, dtype: str) -> Expr | None:
     lowest = outside.op == "const" and outside.value == -math.inf
     if inside.op != "load" or not lowest:
         return None
-    least = int(np.iinfo(dt.numpy_dtype(dtype)).min)
-    return expr.where(condition, expr.load(0, dtype, inside.args), expr.const(least, dtype))
+    return expr.where(condition, expr.load(0, dtype, inside.args), expr.const(dt.extremes(dtype)[0], dtype))
 
 
 def _of_quantised(graph: Graph, node: Node) -> Value | None:
@@ -74,6 +71,6 @@ def _of_quantised(graph: Graph, node: Node) -> Value | None:
     q = dequantised(found.source) if found is not None else None
     if found is None or q is None or isinstance(q.scale, Value) or q.q.dtype != node.out.dtype:
         return None
-    bounds = np.iinfo(dt.numpy_dtype(node.out.dtype))
+    least, greatest = dt.extremes(node.out.dtype)
     same = abs(found.inverse * q.scale - 1) <= TOLERANCE and not isinstance(q.zero, Value) and found.zero == q.zero
-    return q.viewed(q.q) if same and found.low <= bounds.min and found.high >= bounds.max else None
+    return q.viewed(q.q) if same and found.low <= least and found.high >= greatest else None

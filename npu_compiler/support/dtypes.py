@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -101,6 +102,17 @@ def storage_dtype(value: Any) -> str:
 def is_float(name: str) -> bool:
     """Whether an IR dtype is a real floating type."""
     return DTYPES[name].kind == "float"
+
+
+def extremes(name: str) -> tuple[float, float]:
+    """Return the least and the greatest value of a real IR dtype. Those of floats are infinities, those of bool are
+    False and True."""
+    if is_float(name):
+        return -math.inf, math.inf
+    if name == "bool":
+        return False, True
+    info = np.iinfo(numpy_dtype(name))
+    return int(info.min), int(info.max)
 
 
 def is_int(name: str) -> bool:

@@ -128,6 +128,18 @@ def test_packages_know_only_those_below(package: str, foreign: tuple[str, ...]) 
     assert above == set()
 
 
+@pytest.mark.parametrize("stage", ["graph", "passes", "schedule", "targets", "weights"])
+def test_no_stage_after_lowering_knows_the_ops(stage: str) -> None:
+    knows = {
+        (name, target)
+        for name, targets in import_graph().items()
+        if name.startswith(f"npu_compiler.{stage}.")
+        for target in targets
+        if target.startswith(("npu_compiler.ops", "npu_compiler.frontend"))
+    }
+    assert knows == set()
+
+
 def test_the_root_of_the_compiler_is_short() -> None:
     files = sorted(p.name for p in (ROOT / "npu_compiler").glob("*.py"))
     assert len(files) <= 8, files

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ...graph import affine, expr
 from ...graph.affine import Affine
 from ...graph.expr import Expr, const
@@ -141,12 +139,8 @@ def identity_element(kind: str, dtype: str) -> Any:
     """Return the result of reduction ``kind`` over no elements."""
     if kind in ("sum", "prod", "argmax", "argmin"):
         return int(kind == "prod")
-    if dtypes.is_float(dtype):
-        return -math.inf if kind == "max" else math.inf
-    if dtype == "bool":
-        return kind == "min"
-    info = np.iinfo(dtypes.numpy_dtype(dtype))
-    return int(info.min if kind == "max" else info.max)
+    least, greatest = dtypes.extremes(dtype)
+    return least if kind == "max" else greatest
 
 
 def _without_points(stages: list[tuple[int, Stage]]) -> list[tuple[int, Stage]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ...graph import expr
-from ...ops.pooling import lowest
 from ...schedule.anchors import Conv2d, PooledConv2d
 from ...schedule.kernel import Loops
 from ...support import dtypes
@@ -57,7 +56,7 @@ def is_max_pool(pool: Loops) -> bool:
     inside = ((y >= 0) & (y < h)) & ((x >= 0) & (x < w))
     pixel = expr.load(0, o.dtype, (expr.index(0), y, x, expr.index(3)))
     reduced, stored = body.stages
-    windows = reduced.expr == expr.where(inside, pixel, expr.const(lowest(o.dtype), o.dtype))
+    windows = reduced.expr == expr.where(inside, pixel, expr.const(dtypes.extremes(o.dtype)[0], o.dtype))
     return windows and reduced.reduce == "max" and stored.expr == expr.stage(0, o.dtype)
 
 

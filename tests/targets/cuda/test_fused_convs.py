@@ -14,10 +14,11 @@ import npu_compiler
 from npu_compiler.artifact.describe import describe
 from npu_compiler.graph import interp
 from npu_compiler.graph.graph import Graph
-from npu_compiler.ops.pooling import fixed_window, lowest, pool
+from npu_compiler.ops.pooling import fixed_window, pool
 from npu_compiler.pipeline import compile_graph, run_graph
 from npu_compiler.schedule.anchors import B2bConv2d, DualConv2d, PooledConv2d
 from npu_compiler.schedule.kernel import Kernel
+from npu_compiler.support.dtypes import extremes
 from npu_compiler.targets.cuda import b2b_conv, dual_conv, pooled_conv
 from npu_compiler.targets.cuda.dialect import HOPPER
 from npu_compiler.targets.simt.emit import Functions
@@ -49,7 +50,7 @@ def pooled(
     g = Graph("pooled")
     y = convolved(g.input("x", (2, size, 16, 64), dtype), "w", out, 3, dtype=dtype)
     windows = [fixed_window(n, window, stride, pad, 1, False, False) for n in (size, 16)]
-    g.outputs = [("out", pool(kind, y, windows, lowest(dtype) if kind == "max" else 0.0))]
+    g.outputs = [("out", pool(kind, y, windows, extremes(dtype)[0] if kind == "max" else 0.0))]
     if shared:
         g.outputs.append(("y", y))
     return g

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -423,12 +422,8 @@ def accumulator(kind: str, dtype: str) -> str:
     register = kind_of(dtype)
     if kind in ("sum", "prod"):
         return literal(int(kind == "prod"), register)
-    if dtypes.is_float(dtype):
-        return literal(-math.inf if kind in ("max", "argmax", "logaddexp") else math.inf, register)
-    if dtype == "bool":
-        return literal(kind in ("min", "argmin"), register)
-    info = np.iinfo(dtypes.numpy_dtype(dtype))
-    return literal(info.min if kind in ("max", "argmax") else info.max, register)
+    least, greatest = dtypes.extremes(dtype)
+    return literal(least if kind in ("max", "argmax", "logaddexp") else greatest, register)
 
 
 def combine(kind: str, register: str, a: str, b: str) -> str:
