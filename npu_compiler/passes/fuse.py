@@ -260,7 +260,7 @@ def _compatible(a: Group, b: Group) -> bool:
     row = _row_shape(domain, axes)
     if any(g.domain not in (domain, row) or (g.axes and g.domain != domain) for g in (a, b)):
         return False
-    if sum(len(n.inputs) for n in (*a.nodes, *b.nodes)) > 2 * MAX_OPERANDS or _path_loads(a, b):
+    if sum(len(n.inputs) for n in (*a.nodes, *b.nodes)) > 2 * MAX_OPERANDS or _recomputes_rows(a, b):
         return False
     for other in b.nodes:  # every read of the producer's values must be point by point
         for i, x in enumerate(other.inputs):
@@ -271,7 +271,7 @@ def _compatible(a: Group, b: Group) -> bool:
     return True
 
 
-def _path_loads(a: Group, b: Group) -> bool:
+def _recomputes_rows(a: Group, b: Group) -> bool:
     """Whether merging would recompute rows: one group covers rows, the other the full domain, and neither reduces."""
     return not (a.axes or b.axes) and a.domain != b.domain
 

@@ -85,15 +85,7 @@ class Scheduler(Contractions):
 
             def through(load: Expr, node: Node = node) -> Expr:
                 v = node.inputs[load.value]
-                if v in known:
-                    return known[v]
-                if v in self.tables:
-                    packed, index = self._from_panels(v, load.args)
-                    return expr.load(number(packed), v.dtype, index)
-                if (found := self._from_blocks(v, node)) is not None:
-                    packed, layout = found
-                    return decoded(layout, number(packed), packed.shape[1], load.args).cast(v.dtype)
-                return expr.load(number(self.operand(v)), v.dtype, load.args)
+                return known[v] if v in known else self._element(v, load.args, node, number)
 
             e = expr.drop_roundings(expr.substitute(node.attrs["expr"], loads=through))
             users = self.users.get(node.out, [])
@@ -127,6 +119,17 @@ class Scheduler(Contractions):
                 flops=flops,
             )
         )
+
+    def _element(self, v: Value, at: tuple[Expr, ...], node: Node, number: Callable[[Operand], int]) -> Expr:
+        """Return element ``at`` of ``v``, which a loop of ``node`` reads from memory. ``number``: that of an operand
+        among the inputs of the kernel."""
+        if v in self.tables:
+            packed, index = self._from_panels(v, at)
+            return expr.load(number(packed), v.dtype, index)
+        if (found := self._from_blocks(v, node)) is not None:
+            packed, layout = found
+            return decoded(layout, number(packed), packed.shape[1], at).cast(v.dtype)
+        return expr.load(number(self.operand(v)), v.dtype, at)
 
     def _concat(self, group: Group, made: dict[str, Buffer]) -> None:
         node = group.anchor

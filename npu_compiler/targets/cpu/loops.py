@@ -132,10 +132,10 @@ class _Emitter:
         with ExitStack() as stack:
             once = "if (next_chunk(th, counter) == 0) {"
             block = stack.enter_context(root.child(chunks if plan.chunks > 1 else once))
-            if plan.units > 1:
+            if plan.iterations > 1:
                 n = plan.per_chunk
-                first, last = (f"c * {n}", f"c * {n} + {n}") if plan.chunks > 1 else ("0", str(plan.units))
-                last = f"scalar_min({last}, {plan.units}L)" if plan.units % n else last
+                first, last = (f"c * {n}", f"c * {n} + {n}") if plan.chunks > 1 else ("0", str(plan.iterations))
+                last = f"scalar_min({last}, {plan.iterations}L)" if plan.iterations % n else last
                 header = f"for (long r = {first}, end = {last}; r < end; r++) {{"
                 block = stack.enter_context(block.child(header, binds=frozenset(plan.prefix)))
                 self._decode(block)
@@ -146,7 +146,7 @@ class _Emitter:
             yield block
 
     def _decode(self, block: Block) -> None:
-        """Decode row indices, and the range of the lane and tile dims, from the flat unit number."""
+        """Decode row indices, and the range of the lane and tile dims, from the number of the iteration."""
         plan, size = self.plan, self.nest.size
         step = 1
 
@@ -154,7 +154,7 @@ class _Emitter:
             nonlocal step
             text = f"r / {step}" if step > 1 else "r"
             step *= count
-            return text if step == plan.units else f"{text} % {count}"
+            return text if step == plan.iterations else f"{text} % {count}"
 
         if plan.lane_blocks > 1 and plan.lane is not None:
             block.items.append(f"const long lo = {digit(plan.lane_blocks)} * {plan.block_size};")

@@ -72,8 +72,8 @@ class Plan:
     per_chunk: int = 1
 
     @property
-    def units(self) -> int:
-        """The number of units that are divided among the threads: rows, or blocks of the lane or tile dim."""
+    def iterations(self) -> int:
+        """The iterations of the parallel loop, which threads share: rows, or blocks of the lane or tile dim."""
         return self.nest.points(self.prefix) * self.lane_blocks * self.tile_blocks
 
     @property
@@ -259,7 +259,8 @@ def _shared_evenly(chunks: int) -> int:
 
 
 def _split_work(plan: Plan, costs: CPUCosts, far: int) -> None:
-    """Divide the nest into units and chunks. ``far``: the bytes of an element in rows that are far apart, or 0."""
+    """Divide the nest into iterations of the parallel loop, and these into chunks. ``far``: the bytes of an element in
+    rows that are far apart, or 0."""
     nest = plan.nest
     rows = [d for d in nest.rows if d not in (plan.lane, plan.tile, plan.interleaved, plan.inner)]
     if nest.serial:  # the other dims are inner loops, in order
@@ -279,5 +280,5 @@ def _split_work(plan: Plan, costs: CPUCosts, far: int) -> None:
     target = count if plan.lane_blocks > 1 else min(count, 8 * wanted if wanted > 1 else 1)
     while nest.points(plan.prefix) * plan.tile_blocks < target and len(plan.prefix) < len(rows):
         plan.prefix.append(rows[len(plan.prefix)])
-    plan.per_chunk = -(-plan.units // wanted)
-    plan.chunks = -(-plan.units // plan.per_chunk)
+    plan.per_chunk = -(-plan.iterations // wanted)
+    plan.chunks = -(-plan.iterations // plan.per_chunk)

@@ -181,7 +181,7 @@ def test_tiles_follow_one_another_along_the_loads_if_stores_are_whole_lines(
     kernel = loops([operand(shape, dtype)], [operand((columns, rows), dtype)], (columns, rows), (), store(x, i, j))
     made = plan(kernel)
     assert (made.lane, made.tile, made.tiles_along) == (1, 0, along)
-    assert (made.tile_blocks == 1) == along and made.units > 1
+    assert (made.tile_blocks == 1) == along and made.iterations > 1
     assert not make_plan(build_nest(kernel), replace(MEASURED, lanes=8)).tiles_along
     got, want, _ = run(kernel)
     np.testing.assert_array_equal(got[0], want[0])
