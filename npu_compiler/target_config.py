@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 from .support import dtypes, env
 from .support.errors import ConfigError
+from .weights.format import PANEL
 
 ALL_REAL = frozenset(name for name, d in dtypes.DTYPES.items() if d.kind != "complex")
 _REAL = ALL_REAL - {dtypes.FLOAT8}
@@ -128,7 +129,7 @@ class TargetConfig:
     """
 
     name: str
-    panel: int = 32
+    panel: int = PANEL
     buffer_align: int = 64
     max_rank: int = 8
     dtypes: frozenset[str] = _REAL

@@ -21,9 +21,8 @@ import numpy as np
 from ..support.errors import IncompressibleError
 from .block_rows import BlockRows
 from .block_rows import Parts as Parts
-from .format import PANELS, BlockFormat, Layout, Read, Real, Shape
+from .format import PANEL, PANELS, BlockFormat, Layout, Read, Real, Shape
 
-PANEL = 32
 _GROUP, _LANES, _HALVES = 4, 16, 2
 _CHUNK = 2**24  # codes that are packed at a time: temporary arrays have several bytes a code
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from ..support.errors import IncompressibleError
 from .block_rows import BlockRows, Parts
-from .blocks import PANEL, by_column, by_field, divided, half_of, times_power
-from .format import PANELS, BlockFormat, Layout, Read, Real, Shape
+from .blocks import by_column, by_field, divided, half_of, times_power
+from .format import PANEL, PANELS, BlockFormat, Layout, Read, Real, Shape
 
 _CHUNK = 2**24  # elements that are packed at a time
 _FP8 = np.dtype(ml_dtypes.float8_e4m3fn)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from ...graph.graph import Node
 from ...support.dtypes import DTYPES
+from ...weights.format import PANEL
 from ...weights.packing import PIECES, PIECES_OF
 from .devices import CPUDevice
 
-PANEL = 32  # output columns of one weight panel, as in kernels/tile.h
 DIRECT = 0.9  # flops of a convolution run this much closer to peak than the many small products of a Winograd kernel
 TILE = 16  # positions of a tile
 _GROUP = 32  # channels of a step

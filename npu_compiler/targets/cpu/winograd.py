@@ -17,8 +17,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from ...weights.format import PANEL
 from .devices import CPUDevice
-from .pieces import DIRECT, PANEL, TILE, pieces_flops, round_up, time_with_weights
+from .pieces import DIRECT, TILE, pieces_flops, round_up, time_with_weights
 
 CHANNELS = 256  # whose float32 products are added to one sum; of more, every 256 have their own
 _NEAR, _FAR = 0.75, 1.5  # the interpolation points of F(4x4)

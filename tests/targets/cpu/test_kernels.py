@@ -11,7 +11,8 @@ import pytest
 
 from npu_compiler.targets.cpu.devices import DEVICES
 from npu_compiler.targets.cpu.host import host_cpu
-from npu_compiler.targets.cpu.winograd import CHANNELS, PANEL, filter_transform, winograd_tile
+from npu_compiler.targets.cpu.winograd import CHANNELS, filter_transform, winograd_tile
+from npu_compiler.weights.format import PANEL
 
 from ...support.kernel_driver import (
     AMX,

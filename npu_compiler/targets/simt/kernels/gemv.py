@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ....graph import affine, expr
 from ....schedule.anchors import Gemm
 from ....support import dtypes
-from ....weights.formats.bf16c12.rows4 import PIECE
+from ....weights.block_rows import PIECE
 from ...codegen.nest import build_nest
 from ...codegen.row_passes import make_row
 from ..lang.device import GPU

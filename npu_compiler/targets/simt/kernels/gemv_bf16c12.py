@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ....schedule.anchors import Gemm
-from ....weights.formats.bf16c12.rows4 import ROWS, FourRows
+from ....weights.block_rows import ROWS
+from ....weights.formats.bf16c12.rows4 import FourRows
 from ..lang.device import GPU
 from ..lang.dialect import SUBGROUP, Dialect
 from ..lang.emission import Emission

@@ -23,9 +23,8 @@ import numpy as np
 
 from ....support import dtypes, env
 from ....support.errors import IncompressibleError
-from ...format import PANELS, Layout, Shape
+from ...format import PANEL, PANELS, Layout, Shape
 
-PANEL = 32
 CODES = 16
 HEAD_BYTES = 64
 K_MULTIPLE = 8  # of the reduced dim

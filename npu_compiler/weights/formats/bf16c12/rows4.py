@@ -26,12 +26,11 @@ import numpy as np
 
 from ....support import dtypes, env
 from ....support.errors import IncompressibleError
+from ...block_rows import PIECE, ROWS
 from ...format import ROWS as ROW_ORDER
 from ...format import Layout, Shape
 
-ROWS = 4
 SCALES = 2 * ROWS  # bytes of the scales of four rows
-PIECE = 8  # columns
 _SECTOR = 32  # bytes: scales and outliers of four rows start at multiples of a memory transaction
 _SHARE = 128  # one of this many elements may be an outlier
 _LEAST = 16  # outliers that four short rows may have
