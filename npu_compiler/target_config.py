@@ -98,6 +98,8 @@ class TargetConfig:
         panel: output columns of one packed weight panel, the N width of a matmul or convolution micro-kernel. 0:
             weights are not packed, each row of them is an output column, and right operands that are computed at run
             time are read in place.
+        vector_lanes: float32 lanes of a vector in its generated loop nests; 0: threads compute elements. With vectors,
+            convolutions of few terms may become loop nests (``short_convolutions.py``).
         buffer_align: byte alignment of every buffer, in the arena and outside.
         dtypes: the element types that the target can hold.
         max_rank: the maximum rank of a tensor.
@@ -130,6 +132,7 @@ class TargetConfig:
 
     name: str
     panel: int = PANEL
+    vector_lanes: int = 0
     buffer_align: int = 64
     max_rank: int = 8
     dtypes: frozenset[str] = _REAL

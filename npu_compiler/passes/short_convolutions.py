@@ -18,18 +18,17 @@ from .load_time import static_values
 
 MOST_TERMS = 25  # of a result: a vector of each stays in a register while all channels of a group are computed
 DEPTHWISE_TERMS = 16  # which no other result reads: with more, transpositions are the smaller part
-LANES = 16  # of a vector
 CACHED = 1 << 18  # elements of an image that is transposed in the cache
 
 
-def short_convolutions(graph: Graph) -> None:
-    """Replace convolutions of few terms whose input and result are both transposed."""
-    if not any(_is_short(node) for node in graph.nodes):
+def short_convolutions(graph: Graph, lanes: int) -> None:
+    """Replace convolutions of few terms whose input and result are both transposed. ``lanes``: of a vector."""
+    if not any(_is_short(node, lanes) for node in graph.nodes):
         return
     users, static = graph.users(), static_values(graph)
     new: dict[Value, Value] = {}
     for node in list(graph.nodes):
-        if _is_short(node) and _is_turned(node.inputs[0]) and _becomes_turned(node.out, users):
+        if _is_short(node, lanes) and _is_turned(node.inputs[0]) and _becomes_turned(node.out, users):
             graph.sources = node.sources
             new[node.out] = _pointwise(graph, node, static)
     graph.sources = ()
@@ -38,7 +37,7 @@ def short_convolutions(graph: Graph) -> None:
         sink_permutes(graph)
 
 
-def _is_short(node: Node) -> bool:
+def _is_short(node: Node, lanes: int) -> bool:
     if node.op != "conv2d":
         return False
     x, w = node.inputs
@@ -47,12 +46,12 @@ def _is_short(node: Node) -> bool:
     groups = node.attrs["groups"]
     if groups == 1 or groups < w.shape[0]:
         return 0 < w.numel <= MOST_TERMS * w.shape[0]
-    return 0 < w.numel <= DEPTHWISE_TERMS * w.shape[0] and (_fills_vectors(node.out) or x.numel > CACHED)
+    return 0 < w.numel <= DEPTHWISE_TERMS * w.shape[0] and (_fills_vectors(node.out, lanes) or x.numel > CACHED)
 
 
-def _fills_vectors(y: Value) -> bool:
+def _fills_vectors(y: Value, lanes: int) -> bool:
     """Whether vectors of neighbouring pixels have few lanes that are in no row."""
-    return y.shape[2] >= 0.7 * LANES * -(-y.shape[2] // LANES)
+    return y.shape[2] >= 0.7 * lanes * -(-y.shape[2] // lanes)
 
 
 def _is_turned(x: Value) -> bool:

@@ -17,6 +17,7 @@ from .host import HostCPU, host_cpu
 
 CONFIG = TargetConfig(
     "cpu",
+    vector_lanes=16,
     dtypes=ALL_REAL,
     prologue_rows=4,
     dual_gemm=True,

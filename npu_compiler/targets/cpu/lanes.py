@@ -8,8 +8,9 @@ from ...graph import affine, expr
 from ...graph.expr import Expr
 from ...support import dtypes
 from ..codegen.nest import Nest, accesses
+from .devices import CONFIG
 
-LANES = 16  # of the widest instruction set; costs and scratch sizes assume it
+LANES = CONFIG.vector_lanes  # of the widest instruction set; costs and scratch sizes assume it
 TILE_MIN = 8  # shorter dims are not tiled
 NEAR = 4  # the largest stride of stores in elements that fill neighbouring cache lines
 LINE, PAGE = 64, 4096  # bytes

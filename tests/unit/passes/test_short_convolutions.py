@@ -24,7 +24,7 @@ def graph_of(build: Callable[[Value], Value], shape: tuple[int, ...], dtype: str
 
 
 def rewritten(graph: Graph) -> Graph:
-    return kept(graph, lambda g: (layout.sink_permutes(g), short_convolutions(g)))
+    return kept(graph, lambda g: (layout.sink_permutes(g), short_convolutions(g, 16)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
