@@ -43,7 +43,7 @@ Read = Callable[[Any], Any]  # from the position of a byte to its value, an inte
 Real = Callable[[Any], Any]  # from an integer to float32
 
 PANELS, ROWS = "panels", "rows"
-PANEL = 32  # output columns of a panel of the CPU target, as in its kernels/tile.h
+PANEL = 32  # output columns of a panel of the CPU target, as in its kernels/storage.h
 LOSSLESS = "bf16c12"  # changes no number
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _BUILT_IN = Path(__file__).with_name("formats")
