@@ -1,4 +1,4 @@
-"""Reads at positions that are data. Kernels check the range of every such load at run time."""
+"""Reads at data-dependent indices. Kernels check the range of every such load at run time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images sampled at positions that are data, and windows as columns."""
+"""Images sampled at data-dependent positions, and windows as columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Writes at positions that are data. Of several writes to one place the last in row-major order wins, or all add up."""
+"""Writes at data-dependent indices. Of several writes to one element, the last in row-major order wins, or all
+add up."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ class Loops(Kernel):
         return sum(map(self._read, range(len(self.inputs))))
 
     def _read(self, number: int) -> int:
-        """Return the bytes read of an input. If its indices are data, these are at most one element per point."""
+        """Return the bytes read of an input. If its indices depend on data, these are at most one element per point."""
         operand = self.inputs[number]
         loads = [x for s in self.body.stages for x in expr.walk(s.expr) if x.op == "load" and x.value == number]
         if not loads or not all(any(y.op == "load" for i in x.args for y in expr.walk(i)) for x in loads):
@@ -256,7 +256,7 @@ class FusedLoops(Kernel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ScatterUpdates(Kernel):
-    """A loop nest whose points are updates of places that are data; the result does not depend on their order.
+    """A loop nest whose points are updates at data-dependent indices; the result does not depend on their order.
 
     ``body`` has one store: the update's value, and its place in the output, which is also the last input. ``computes``:
     'integers': adds the updates to the output. 'latest': raises the output, int32, to the largest of a place's

@@ -75,7 +75,8 @@ def emit_epilogue(kernel: Anchor, fixed: int, name: str, place: Callable[[Operan
 def _prefetch(
     nest: Nest, names: list[str], value: Expr, target: Expr, acc: int, pitch: int, lane: int | None
 ) -> list[str]:
-    """Return the lines of the method ``prefetch``. It leaves out places that are data or the same in all rows."""
+    """Return the lines of the method ``prefetch``. It leaves out addresses that depend on data, or are the
+    same in all rows."""
     render = Renderer(nest, names, lane, False, use_counts([value, target]))
     rows = frozenset(d for d in nest.size if d != lane)
     block = Block(None, "__attribute__((always_inline)) void prefetch(long row, long col) const {", binds=rows)

@@ -1,4 +1,4 @@
-"""Vectors of elements at places that are data: neighbours, as in an image that is enlarged, and any others."""
+"""Vectors of elements at data-dependent indices: neighbours, as in an image that is enlarged, and any others."""
 
 from __future__ import annotations
 

@@ -394,7 +394,7 @@ def test_the_check_sees_buffers_that_overlap_or_are_too_small() -> None:
 
 
 def test_values_once_a_row_do_not_read_reduced_indices() -> None:
-    """An element of a normalised row, at a place that is data: what is computed once a row has no place in it."""
+    """An element of a normalised row, at a data-dependent index: what is computed once a row has no place in it."""
     g = Graph("element")
     x, place = g.input("x", (8,), "float32"), g.input("place", (1,), "int64")
     y = x - x.mean([0])

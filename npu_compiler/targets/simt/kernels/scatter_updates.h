@@ -1,4 +1,4 @@
-// Updates whose places are data. Results do not depend on their order: maxima, and sums of integers, to which any number
+// Updates at data-dependent indices. Results do not depend on their order: maxima, and sums of integers, to which any number
 // of threads adds atomically. Floats are converted to fixed point with a unit that fits the largest update of
 // their place. Of the bits below this update's leading one, BITS are for carries and 61 - BITS for fractions, so that
 // a sum is at least as exact as one in float.

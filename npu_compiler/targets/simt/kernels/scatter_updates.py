@@ -1,4 +1,4 @@
-"""The kernels of updates whose places are data, in any order: instances of ``kernels/scatter_updates.h``."""
+"""The kernels of updates at data-dependent indices, in any order: instances of ``kernels/scatter_updates.h``."""
 
 from __future__ import annotations
 

@@ -92,11 +92,11 @@ def rewrites(config: TargetConfig, dialect: Dialect) -> tuple[ScheduleRewrite, .
             "split_scan", "workgroups scan sections of few long rows", partial(split_scan, dialect=dialect)
         ),
         ScheduleRewrite(
-            "scatter_sums", "threads make many additions at places that are data in any order", scatter_sums
+            "scatter_sums", "threads add scattered updates in any order, with exact arithmetic", scatter_sums
         ),
         ScheduleRewrite(
             "scatter_latest",
-            "of many updates of a place that is data, the last one is found before it is made",
+            "if several updates may write one element, the last one is found first, and only that one is stored",
             scatter_latest,
         ),
         ScheduleRewrite("split_sort", "long rows are sorted in sections, which are merged", split_sort),
@@ -107,7 +107,7 @@ def rewrites(config: TargetConfig, dialect: Dialect) -> tuple[ScheduleRewrite, .
         ),
         ScheduleRewrite(
             "decode_in_products",
-            "products of some rows decode their weights themselves",
+            "products of a medium number of rows decode their weights themselves",
             partial(decode_in_products, dialect=dialect),
         ),
         ScheduleRewrite(

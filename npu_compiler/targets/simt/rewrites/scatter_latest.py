@@ -1,7 +1,7 @@
-"""Many updates that overwrite elements at places that are data: the last update of each place is found first.
+"""Updates that overwrite elements at data-dependent indices: the last update of each element is found first.
 
-Threads raise a number at every place to the largest number of its updates, in any order. Each element is then computed
-by its last update, or keeps its value if it has none.
+Threads raise a number of every element to the largest number of its updates, in any order. Each element is then
+computed by its last update, or keeps its value if it has none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Many additions at places that are data: threads make them in any order, with exact arithmetic."""
+"""Additions at data-dependent indices: threads make them in any order, with exact arithmetic."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _split(schedule: Schedule, k: Loops) -> list[Kernel]:
 
 
 def scattered_store(k: Loops) -> Stage | None:
-    """Return the only stage of a kernel that stores at places that are data, else None."""
+    """Return the only stage of a kernel that stores at data-dependent indices, else None."""
     stage, *others = k.body.stages
     return stage if k.body.serial and not others and not k.body.axes and stage.kind == "store" else None
 
