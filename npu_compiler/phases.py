@@ -44,7 +44,8 @@ from .target_config import TargetConfig
 from .targets import get_target
 from .weights.format import BlockFormat, WeightFormats
 
-# Passes that can be left out (--disable, NPU_DISABLE), besides the rewrites of the target.
+# Passes that can be left out (--disable, NPU_DISABLE), besides the rewrites of the target, in the order in which they
+# first run.
 PASSES: dict[str, str] = {
     "normalise": "remove no-ops, compose chains of views, share common subexpressions",
     "fold_constants": "evaluate nodes that depend only on constants",
@@ -54,18 +55,18 @@ PASSES: dict[str, str] = {
     "quantised_maxima": "take maxima of 8-bit integers instead of dequantised values",
     "integer_products": "multiply 8-bit operands as integers instead of dequantising them",
     "combine_parallel_matmul": "combine matmuls with the same left operand into one",
-    "concat_to_select": "replace concatenations that loop nests read by selections, which copy nothing",
     "layout": "sink permutes until they cancel (channels-last layout)",
     "fold_padding": "fold zero padding into the convolution that reads it",
     "fold_requantisation": "fold the scale of a quantised result into those of its product",
     "fold_batch_norm": "fold batch norm and per-channel scales into weights",
-    "fuse_epilogue": "fuse pointwise nodes into the epilogue of the product that they follow",
-    "fuse_pointwise": "inline pointwise producers into their readers",
-    "fuse_loops": "merge loop nests over one domain into one kernel",
-    "dual_gemm": "compute both matmuls of a gated MLP in one kernel",
-    "short_convolutions": "compute convolutions of few terms in channels-first order if both sides have it",
     "compress_weights": "store weights in the weight format that the caller chose",
     "quantize_activations": "round rows of activations to 8 bits if the caller chose that",
+    "short_convolutions": "compute convolutions of few terms in channels-first order if both sides have it",
+    "concat_to_select": "replace concatenations that loop nests read by selections, which copy nothing",
+    "fuse_epilogue": "fuse pointwise nodes into the epilogue of the product that they follow",
+    "fuse_pointwise": "inline pointwise producers into their readers",
+    "dual_gemm": "compute both matmuls of a gated MLP in one kernel",
+    "fuse_loops": "merge loop nests over one domain into one kernel",
     "winograd": "compute 3x3 convolutions with Winograd's algorithm where that is faster",
     "pieces": "split the weights of float16 and float32 convolutions into bfloat16 numbers where that is faster",
 }

@@ -147,6 +147,15 @@ def test_unknown_switches_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         run_graph(everything())
 
 
+def test_passes_are_listed_in_the_order_in_which_they_first_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    run_pass = pipeline.State.run_pass
+    monkeypatch.setattr(pipeline.State, "run_pass", lambda s, name, f: (ran.append(name), run_pass(s, name, f)))
+    run_graph(everything())
+    found = list(dict.fromkeys(ran))
+    assert len(found) > 12 and found == [name for name in pipeline.PASSES if name in found]
+
+
 # -- what NPU_VERIFY and NPU_DUMP do ----------------------------------------------------------------------------------
 def test_verification_finds_the_phase_that_breaks_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NPU_VERIFY", "2")
