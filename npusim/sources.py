@@ -76,16 +76,19 @@ def _from_python(name: str) -> tuple[IRGraph, Mapping[str, np.ndarray], Any]:
         make = getattr(import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise InputError(f"{name}: {error}; name a function of a module that Python can import from here") from None
+    from npu_compiler.aten.json_reader import graph_weights_used
     from npu_compiler.frontend import capture, state_dict_numpy
 
     made = make()
     if not isinstance(made, tuple) or len(made) not in (2, 3):
         raise InputError(f"{name}: the function has to return (module, example inputs) or (module, inputs, kwargs)")
     ir = capture(made[0], made[1], example_kwargs=made[2] if len(made) == 3 else None)
-    return ir, state_dict_numpy(made[0]), made[0]
+    return ir, state_dict_numpy(made[0], needed=graph_weights_used(ir)), made[0]
 
 
 def _read_exported(path: str) -> tuple[IRGraph, Mapping[str, np.ndarray]]:
+    from npu_compiler.aten.json_reader import graph_weights_used
+
     try:
         from npu_compiler.frontend import capture, state_dict_numpy
         from npu_compiler.frontend.exported_file import load_exported
@@ -93,7 +96,8 @@ def _read_exported(path: str) -> tuple[IRGraph, Mapping[str, np.ndarray]]:
         raise InputError(f"{path}: reading it needs PyTorch; install npusim[torch]") from None
     program = load_exported(path)
     name = os.fsencode(Path(path).stem).decode(errors="replace")  # programs hold names in UTF-8
-    return capture(program, name=name), state_dict_numpy(program)
+    ir = capture(program, name=name)
+    return ir, state_dict_numpy(program, needed=graph_weights_used(ir))
 
 
 def is_language_model(model: str) -> bool:

@@ -69,6 +69,13 @@ def translate(
     return complex_as_pairs(_Translator(program, name, trust_storages, notes or {}, written).graph())
 
 
+def _is_idle_sparse(node: torch.fx.Node, spec: Any) -> bool:
+    """Whether ``node`` is a sparse buffer or parameter, which the IR cannot hold, and nothing reads it."""
+    value = node.meta["val"]
+    sparse = isinstance(value, torch.Tensor) and value.layout is not torch.strided
+    return sparse and not node.users and spec.kind is not InputKind.USER_INPUT
+
+
 @dataclass
 class _Multi:
     """The outputs of a node with several; ``position`` maps an index in torch's tuple to one in the IR."""
@@ -103,7 +110,11 @@ class _Translator:
         placeholders = [n for n in top.graph.nodes if n.op == "placeholder"]
         specs = self.program.graph_signature.input_specs
         self.names.update(spec.arg.name for spec in specs)
-        env = {n: self._placeholder(n, spec) for n, spec in zip(placeholders, specs, strict=True)}
+        env = {
+            n: self._placeholder(n, spec)
+            for n, spec in zip(placeholders, specs, strict=True)
+            if not _is_idle_sparse(n, spec)
+        }
         self._map_tied_weights()
         self._results(self._region(top, env))
         self._drop_idle_numbers()

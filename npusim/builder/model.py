@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from npu_compiler.artifact.describe import totals
 from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.aten.json_reader import graph_weights_used
 from npu_compiler.mixed.compile import assemble
 from npu_compiler.partitioning.explain import explain
 from npu_compiler.partitioning.plan import PartitionPlan
@@ -93,7 +94,7 @@ def build(
     off = (disable,) if isinstance(disable, str) else tuple(disable)  # later programs leave out the same passes
     options = BuildOptions(model, target, backend, dtype, fallback, off, weights, float32_precision, placement)
     call = options.capture(example_inputs, example_kwargs)
-    source = open_weights(state_dict_numpy(call.program))
+    source = open_weights(state_dict_numpy(call.program, needed=graph_weights_used(call.ir)))
     first = options.specialize(call, source)
     reason = _FIXED if fixed_shapes else _EXPORTED if not isinstance(model, torch.nn.Module) else ""
     return Model(Specializations(first, source, None if reason else options, reason, max_shapes))

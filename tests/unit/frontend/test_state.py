@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import npusim
 from npu_compiler.aten.json_reader import graph_weights_used
 from npu_compiler.frontend import capture
 from npu_compiler.support.errors import CaptureError
@@ -44,6 +45,23 @@ def test_non_persistent_buffers_are_constants() -> None:
     graph = check(M(), X)
     np.testing.assert_array_equal(graph.constants["freq"], np.arange(4, dtype=np.float32) + 0.5)
     assert list(graph_weights_used(graph)) == ["scale"]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_sparse_buffers_that_nothing_reads_are_left_out(persistent: bool) -> None:
+    class M(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+            self.register_buffer("heads", torch.eye(3).to_sparse(), persistent=persistent)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x)
+
+    graph = check(M(), X)
+    assert list(graph_weights_used(graph)) == ["linear.weight", "linear.bias"]
+    built = npusim.build(M().eval(), X)
+    assert built(X).shape == (2, 3, 3)
 
 
 def test_whole_buffer_writes_become_state_without_functionalisation() -> None:
