@@ -58,7 +58,7 @@ def test_sparse_buffers_that_nothing_reads_are_left_out(persistent: bool) -> Non
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.linear(x)
 
-    graph = check(M(), X)
+    graph = capture(M(), (X,))
     assert list(graph_weights_used(graph)) == ["linear.weight", "linear.bias"]
     built = npusim.build(M().eval(), X)
     assert built(X).shape == (2, 3, 3)
