@@ -21,8 +21,9 @@ About a dozen primitive ops express everything. All shapes are static and every 
 ``attention``         q [B,H,SQ,D], k/v [B,HK,SK,D], optional mask broadcastable to [B,H,SQ,SK] (bool or float);
                       attrs scale, causal, limited (a further operand int64 [SQ]: the mask hides every key beyond it)
 ``concat``            attrs axis
-``scatter``           base, src, *index operands -> a copy of base with src written into it; attrs mode ('set', 'add'),
-                      idx (one Expr per base dim over the domain of src; its loads number the index operands from 0)
+``scatter``           base, src, *index operands -> a copy of base with src written into it; attrs mode ('set', or
+                      the scalar op that combines both), idx (one Expr per base dim over the domain of src; its loads
+                      number the index operands from 0)
 ``scan``              attrs kind (sum prod max min logaddexp), axis: running reduction, same shape; kinds argmax and
                       argmin: outputs (running extreme, its last int64 position)
 ``sort``              attrs axis, descending, k: outputs (values, int64 indices) of the first k in order; stable
@@ -53,6 +54,7 @@ LEAVES = frozenset(("input", "weight", "state", "const"))
 VIEWS = frozenset(("reshape", "permute", "expand", "slice"))
 LOOPS = frozenset(("pointwise", "reduce"))
 # Scans of an extreme together with its position: the kind -> that of the extreme alone.
+SCATTER_MODES = ("set", "add", "mul", "maximum", "minimum")
 SCAN_EXTREMES = {"argmax": "max", "argmin": "min"}
 
 
@@ -354,7 +356,8 @@ class Graph:
         return self.add("concat", xs, [(tuple(shape), xs[0].dtype)], axis=axis).out
 
     def scatter(self, base: Value, src: Value, index: Sequence[Value], idx: Sequence[Expr], mode: str = "set") -> Value:
-        """Copy ``base`` and store ``src`` at (or add it to) the indices ``idx``, expressions over the domain of src."""
+        """Copy ``base`` and store ``src`` at the indices ``idx``, expressions over the domain of src. ``mode``: one
+        of :data:`SCATTER_MODES`; all but 'set' are scalar ops that combine an element and ``src``."""
         return self.add("scatter", [base, src, *index], [(base.shape, base.dtype)], idx=tuple(idx), mode=mode).out
 
     def scan(self, kind: str, x: Value, axis: int) -> Value:

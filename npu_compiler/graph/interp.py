@@ -17,7 +17,7 @@ from ..weights.format import block_format
 from . import expr
 from .expr_interp import evaluate, most_held
 from .graph import LEAVES, SCAN_EXTREMES, Graph, Node, Value
-from .scalar_ops import EXPENSIVE
+from .scalar_ops import EXPENSIVE, SCALAR_OPS
 
 Arrays = list[np.ndarray]
 
@@ -173,10 +173,11 @@ def _scatter(node: Node, args: Arrays) -> np.ndarray:
     for d, i in enumerate(idx):
         if i.size and (i.min() < 0 or i.max() >= base.shape[d]):
             raise IndexError(f"index out of range along dim {d} of {list(base.shape)}")
-    if node.attrs["mode"] == "add":
-        np.add.at(base, idx, src)
-    else:
+    if node.attrs["mode"] == "set":
         base[idx] = src
+    else:
+        combine: Any = SCALAR_OPS[node.attrs["mode"]].numpy  # a ufunc
+        combine.at(base, idx, src)
     return base
 
 

@@ -17,7 +17,7 @@ from ..weights.format import block_format
 from ..weights.packing import packed_spec
 from . import expr, graph
 from .expr import Expr
-from .graph import SCAN_EXTREMES, Graph, Node, Value
+from .graph import SCAN_EXTREMES, SCATTER_MODES, Graph, Node, Value
 from .scalar_ops import SCALAR_OPS, takes
 
 MAX_RANK = 32
@@ -309,7 +309,7 @@ def _concat(node: Node, inputs: Sequence[Value]) -> Signature:
 def _scatter(node: Node, inputs: Sequence[Value]) -> Signature:
     _require(len(inputs) >= 2, "scatter needs a base and a source")
     base, src, idx = inputs[0], inputs[1], node.attrs["idx"]
-    _require(node.attrs["mode"] in ("set", "add"), f"unknown mode {node.attrs['mode']!r}")
+    _require(node.attrs["mode"] in SCATTER_MODES, f"unknown mode {node.attrs['mode']!r}")
     _require(base.dtype == src.dtype and len(idx) == base.rank, f"scatter of {_types(inputs)} with {len(idx)} indices")
     for e in idx:
         check_expr(e, inputs[2:], src.rank)

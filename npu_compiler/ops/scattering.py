@@ -1,9 +1,9 @@
-"""Writes at data-dependent indices. Of several writes to one element, the last in row-major order wins, or all
-add up."""
+"""Writes at data-dependent indices. Of several writes to one element, the last in row-major order wins, or all are
+combined."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..graph.expr import Expr, const, index, where
 from ..graph.graph import Value, broadcast_shapes
@@ -16,16 +16,17 @@ from .registry import ALL, Scalar, lowers
 from .samples import S, T, t
 
 
-def written(base: Value, src: Value, idx: Sequence[Expr], tensors: Sequence[Value] = (), add: bool = False) -> Value:
-    """Copy ``base`` and store ``src`` at, or add it to, ``base[idx]``; half types are summed in float32."""
+def written(base: Value, src: Value, idx: Sequence[Expr], tensors: Sequence[Value] = (), mode: str = "set") -> Value:
+    """Copy ``base`` and store ``src`` at ``base[idx]``, or combine both there (``mode``: see ``Graph.scatter``); half
+    types are combined in float32."""
     if not src.numel:
         return fresh(base)
-    if not add:
+    if mode == "set":
         return base.graph.scatter(base, src.cast(base.dtype), tensors, idx)
     if base.dtype == "bool":
-        raise Unsupported(Reason("dtype", "adding to bool elements at computed positions", "use an integer tensor"))
+        raise Unsupported(Reason("dtype", "combining bool elements at computed positions", "use an integer tensor"))
     wide = dt.opmath(base.dtype)
-    return base.graph.scatter(base.cast(wide), src.cast(base.dtype).cast(wide), tensors, idx, "add").cast(base.dtype)
+    return base.graph.scatter(base.cast(wide), src.cast(base.dtype).cast(wide), tensors, idx, mode).cast(base.dtype)
 
 
 def filled(x: Value, shape: Sequence[int], value: Scalar) -> Value:
@@ -34,7 +35,7 @@ def filled(x: Value, shape: Sequence[int], value: Scalar) -> Value:
 
 
 # -- whole slices -----------------------------------------------------------------------------------------------------
-def slices_at(base: Value, dim: int, at: Value, src: Value, add: bool = False) -> Value:
+def slices_at(base: Value, dim: int, at: Value, src: Value, mode: str = "set") -> Value:
     """``src[..., i, ...]`` written at position ``at[i]`` of a dim."""
     x, src, at = (v if v.rank else v.reshape(1) for v in (base, src, at))
     dim = wrap_dim(dim, x.rank)
@@ -43,7 +44,7 @@ def slices_at(base: Value, dim: int, at: Value, src: Value, add: bool = False) -
     src = src.expand(*resized(x.shape, dim, at.numel))
     idx = identity(x.rank)
     idx[dim] = integer_load(0, at, [index(dim)])
-    return written(x, src, idx, [at], add).reshape(*base.shape)
+    return written(x, src, idx, [at], mode).reshape(*base.shape)
 
 
 def unique(n: int, *chosen: int) -> T:
@@ -77,7 +78,7 @@ def index_copy(self: Value, dim: int, index: Value, source: Value) -> Value:
 )  # fmt: skip
 def index_add(self: Value, dim: int, index: Value, source: Value, *, alpha: Scalar = 1) -> Value:
     """``alpha`` times slices of ``source`` added to slices of a dim; every run gives the same sums."""
-    return slices_at(self, dim, index, scaled(source, alpha), add=True)
+    return slices_at(self, dim, index, scaled(source, alpha), mode="add")
 
 
 _FILLS = (
@@ -107,7 +108,7 @@ def filled_at(base: Value, dim: int, at: Value, value: Value) -> Value:
 
 
 # -- single elements ---------------------------------------------------------------------------------------------------
-def elements_at(base: Value, dim: int, at: Value, src: Value, add: bool = False) -> Value:
+def elements_at(base: Value, dim: int, at: Value, src: Value, mode: str = "set") -> Value:
     """``src[i][j]`` written at ``[at[i][j]][j]`` for dim 0, and so on; ``src`` may be larger than ``at``."""
     x, at, src = (v if v.rank else v.reshape(1) for v in (base, at, src))
     dim = wrap_dim(dim, x.rank)
@@ -119,7 +120,7 @@ def elements_at(base: Value, dim: int, at: Value, src: Value, add: bool = False)
         raise ValueError(f"a source smaller than the index of shape {list(at.shape)}")
     idx = identity(x.rank)
     idx[dim] = integer_load(0, at, identity(x.rank))
-    return written(x, src, idx, [at], add).reshape(*base.shape)
+    return written(x, src, idx, [at], mode).reshape(*base.shape)
 
 
 _ELEMENTS = (
@@ -147,57 +148,91 @@ def scatter_value(self: Value, dim: int, index: Value, value: Scalar) -> Value:
 @lowers("aten.scatter_add.default", samples=tuple(S(*a) for a in (*_ELEMENTS, *_MEETING)), dtypes=ALL)
 def scatter_add(self: Value, dim: int, index: Value, src: Value) -> Value:
     """self[index[i][j]][j] += src[i][j] for dim 0, and so on; every run gives the same sums."""
-    return elements_at(self, dim, index, src, add=True)
+    return elements_at(self, dim, index, src, mode="add")
 
 
-def only_add(reduce: str) -> None:
-    """Raise ``Unsupported`` for a reduction other than 'add'."""
-    if reduce != "add":
-        raise Unsupported(Reason("attribute", f"scatter with reduce={reduce!r}", "only 'add' has a kernel"))
+_OLD_REDUCTIONS = {"add": "add", "multiply": "mul"}
+_OLD_CASES = tuple((a, how) for a in (*_ELEMENTS, *_MEETING) for how in _OLD_REDUCTIONS)
 
 
-@lowers("aten.scatter.reduce", samples=tuple(S(*a, reduce="add") for a in (*_ELEMENTS, *_MEETING)), dtypes=ALL)
+def _old_mode(reduce: str) -> str:
+    if reduce not in _OLD_REDUCTIONS:
+        raise ValueError(f"reduce argument must be either add or multiply, not {reduce!r}")
+    return _OLD_REDUCTIONS[reduce]
+
+
+@lowers("aten.scatter.reduce", samples=tuple(S(*a, reduce=how) for a, how in _OLD_CASES), dtypes=ALL)
 def scatter_with(self: Value, dim: int, index: Value, src: Value, *, reduce: str) -> Value:
-    """``scatter_add`` by its older name."""
-    only_add(reduce)
-    return elements_at(self, dim, index, src, add=True)
+    """self[index[i][j]][j] += src[i][j], or *=."""
+    return elements_at(self, dim, index, src, _old_mode(reduce))
 
 
-@lowers(
-    "aten.scatter.value_reduce",
-    samples=tuple(S(*a[:3], 2, reduce="add") for a in (*_ELEMENTS, *_MEETING)),
-    dtypes=ALL,
-)
+@lowers("aten.scatter.value_reduce", samples=tuple(S(*a[:3], 2, reduce=how) for a, how in _OLD_CASES), dtypes=ALL)
 def scatter_value_with(self: Value, dim: int, index: Value, value: Scalar, *, reduce: str) -> Value:
-    """``scatter_add`` of one number."""
-    only_add(reduce)
-    return elements_at(self, dim, index, filled(self, index.shape, value), add=True)
+    """``scatter_with`` of one number."""
+    return elements_at(self, dim, index, filled(self, index.shape, value), _old_mode(reduce))
+
+
+Put = Callable[[Value, Value | Scalar, str], Value]  # (base, what is written, mode) -> the result
+
+
+def _combined(self: Value, src: Value, reduce: str, include_self: bool, put: Put) -> Value:
+    """Combine elements of ``src`` for one place with each other, and with its old value or without it."""
+    wide = dt.opmath(self.dtype)
+    lowest, highest = dt.extremes(wide)
+    modes: dict[str, tuple[str, Scalar]] = {
+        "sum": ("add", 0), "mean": ("add", 0), "prod": ("mul", 1), "amax": ("maximum", lowest),
+        "amin": ("minimum", highest),
+    }  # fmt: skip
+    if reduce not in modes:
+        raise ValueError(f"reduce argument must be one of {', '.join(modes)}, not {reduce!r}")
+    mode, start = modes[reduce]
+    base = self.cast(wide)
+    if not include_self:
+        base = put(base, start, "set")
+    total = put(base, src.cast(wide), mode)
+    if reduce != "mean":
+        return total
+    ones = filled(base, self.shape, 1)
+    count = put(ones if include_self else put(ones, 0, "set"), 1, "add")
+    return self.graph.pointwise(lambda s, n: where(n > 0, s / n, s), total, count)
+
+
+_REDUCTIONS = tuple((how, own) for how in ("sum", "mean", "prod", "amax", "amin") for own in (True, False))
 
 
 @lowers(
     "aten.scatter_reduce.two",
-    samples=tuple(
-        S(*a, how, include_self=own)
-        for a in (*_MEETING, *_ELEMENTS[:3])
-        for how in ("sum", "mean")
-        for own in (True, False)
-    ),
+    samples=tuple(S(*a, how, include_self=own) for a in (*_MEETING, *_ELEMENTS[:3]) for how, own in _REDUCTIONS),
 )
 def scatter_reduce(self: Value, dim: int, index: Value, src: Value, reduce: str, *, include_self: bool = True) -> Value:
-    """Elements for one place are summed or averaged, with or without its old value."""
-    if reduce not in ("sum", "mean"):
-        raise Unsupported(Reason("attribute", f"scatter_reduce with {reduce!r}", "only 'sum' and 'mean' have a kernel"))
-    wide = dt.opmath(self.dtype)
-    base = self.cast(wide)
-    if not include_self:
-        base = elements_at(base, dim, index, filled(base, index.shape, 0))
-    total = elements_at(base, dim, index, src.cast(wide), add=True)
-    if reduce == "sum":
-        return total
-    ones = filled(base, self.shape, 1)
-    start = ones if include_self else elements_at(ones, dim, index, filled(base, index.shape, 0))
-    count = elements_at(start, dim, index, filled(base, index.shape, 1), add=True)
-    return self.graph.pointwise(lambda s, n: where(n > 0, s / n, s), total, count)
+    """Elements for one place are combined, with or without its old value."""
+
+    def put(base: Value, src: Value | Scalar, mode: str) -> Value:
+        what = src if isinstance(src, Value) else filled(base, index.shape, src)
+        return elements_at(base, dim, index, what, mode)
+
+    return _combined(self, src, reduce, include_self, put)
+
+
+@lowers(
+    "aten.index_reduce.default",
+    samples=tuple(
+        S(t(4, 5), 0, t(6, dtype="int64", values=[0, 3, 3, 1, 0, 3]), t(6, 5), how, include_self=own)
+        for how, own in _REDUCTIONS
+        if how != "sum"
+    ),
+)
+def index_reduce(
+    self: Value, dim: int, index: Value, source: Value, reduce: str, *, include_self: bool = True
+) -> Value:
+    """Slices for one position of a dim are combined, with or without its old slice."""
+
+    def put(base: Value, src: Value | Scalar, mode: str) -> Value:
+        what = src if isinstance(src, Value) else filled(base, source.shape, src)
+        return slices_at(base, dim, index, what, mode)
+
+    return _combined(self, source, reduce, include_self, put)
 
 
 # -- advanced indexing -------------------------------------------------------------------------------------------------
@@ -243,7 +278,7 @@ def index_put(self: Value, indices: list[Value | None], values: Value, accumulat
     if len(indices) == 1 and indices[0] is not None and indices[0].dtype in ("bool", "uint8"):
         return masked(self, indices[0], values, accumulate)
     chosen: Selection = selection(self, indices, 0)
-    return written(self, values.expand(*chosen.shape), chosen.idx, chosen.tensors, accumulate)
+    return written(self, values.expand(*chosen.shape), chosen.idx, chosen.tensors, "add" if accumulate else "set")
 
 
 # -- fixed positions ---------------------------------------------------------------------------------------------------

@@ -193,7 +193,7 @@ def _has_epilogue_types(e: Expr) -> bool:
 
 def claim_sources(graph: Graph) -> dict[Node, list[Node]]:
     """Map every scatter to the pointwise node that computes its source, if the scatter is the only reader. Sources that
-    are added must be cheap, because a target may compute them twice."""
+    are combined with elements must be cheap, because a target may compute them twice."""
     users = graph.users()
     outputs = set(graph.results())
     static = static_values(graph)

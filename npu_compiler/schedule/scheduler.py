@@ -156,9 +156,9 @@ class Scheduler(Contractions):
         inputs += [self.operand(v) for v in read]
         e = expr.substitute(e, loads=lambda x: expr.load(first + x.value, x.dtype, x.args)).cast(base.dtype)
         idx = node.attrs["idx"]
-        if node.attrs["mode"] == "add":
+        if node.attrs["mode"] != "set":
             inputs.append(out)
-            e = expr.call("add", expr.load(len(inputs) - 1, base.dtype, idx), e)
+            e = expr.call(node.attrs["mode"], expr.load(len(inputs) - 1, base.dtype, idx), e)
         serial = bool(index)  # duplicate indices must be applied in order
         body = LoopBody(src.shape, (), (Stage("store", e, output=0, index=idx),), serial)
         self._kernel(

@@ -30,7 +30,7 @@ def lowered(op_type: str, specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tup
 
 LIST = {"_tensor_list_sizes": [1]}
 AT: Spec = ([2], "int64")
-MULTIPLY = {"dim": 0, "value": 2, "reduce": "multiply"}
+MEAN = {"dim": 0, "value": 2, "reduce": "mean"}
 RESIZE = {"output_size": [6, 6], "align_corners": False, "scale_factors": None}
 
 
@@ -81,8 +81,8 @@ def test_guarded_loads_may_leave_their_operand() -> None:
         ("aten.index_put.default", (X, ([3, 4], "bool"), ([5], "float32")), LIST, "data_dependent"),
         ("aten.one_hot.default", (AT,), {}, "data_dependent"),
         ("aten.index_add.default", (([3], "bool"), AT, ([2], "bool")), {"dim": 0}, "dtype"),
-        ("aten.scatter_reduce.two", (X, ([1, 4], "int64"), X), {"dim": 0, "reduce": "amax"}, "attribute"),
-        ("aten.scatter.value_reduce", (X, ([1, 4], "int64")), MULTIPLY, "attribute"),
+        ("aten.scatter_reduce.two", (X, ([1, 4], "int64"), X), {"dim": 0, "reduce": "max"}, "arguments"),
+        ("aten.scatter.value_reduce", (X, ([1, 4], "int64")), MEAN, "arguments"),
         ("aten.scatter.src", (X, ([2, 4], "int64"), ([1, 4], "float32")), {"dim": 0}, "arguments"),
         ("aten.pad.default", (X,), {"pad": [1, 1], "mode": "wrap"}, "attribute"),
         ("aten.reflection_pad1d.default", (X,), {"padding": [4, 0]}, "arguments"),
