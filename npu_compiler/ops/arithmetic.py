@@ -281,12 +281,12 @@ for _name in ("remainder", "fmod"):
     declare_division(_name, "Scalar", _name, numbers(NONZERO))
 declare_division("floor_divide", "default", "floordiv", tensors(NONZERO))
 declare_division("floor_divide", "Scalar", "floordiv", numbers(NONZERO))
-declare_division(
-    "remainder",
-    "Scalar_Tensor",
-    "remainder",
-    (S(7, t(3, 5, low=1, high=4)), S(-7, t(2, 3, low=1, high=4, layout="transposed")), S(2.5, t(4, low=-3, high=-1))),
+_NUMBER_FIRST = (
+    S(7, t(3, 5, low=1, high=4)),
+    S(-7, t(2, 3, low=1, high=4, layout="transposed")),
+    S(2.5, t(4, low=-3, high=-1)),
 )
+declare_division("remainder", "Scalar_Tensor", "remainder", _NUMBER_FIRST)
 
 
 @lowers(
@@ -298,10 +298,10 @@ declare_division(
 @lowers(
     "aten.div.Tensor_mode",
     "aten.divide.Tensor_mode",
-    samples=[S(*s.args, rounding_mode=m) for s in NONZERO for m in ("floor", "trunc", None)],
+    samples=[S(*s.args, rounding_mode=m) for s in (*NONZERO, *_NUMBER_FIRST) for m in ("floor", "trunc", None)],
     dtypes=NUMBERS,
 )
-def div_mode(self: Value, other: Value | Scalar, *, rounding_mode: str | None) -> Value:
+def div_mode(self: Value | Scalar, other: Value | Scalar, *, rounding_mode: str | None) -> Value:
     """Division rounded down, towards zero, or not at all."""
     if rounding_mode is None:
         true_division: Value = REGISTRY["aten.div.Tensor"].lower(self=self, other=other)
