@@ -1,7 +1,8 @@
-"""Tests which models of transformers build unmodified, as one NPU partition, with PyTorch's results.
+"""Tests which models of transformers and diffusers build unmodified, as one NPU partition, with PyTorch's results.
 
     make bench-coverage                              every family, writes results/coverage.json and docs/models.md
-    make bench-coverage ARGS="llama t5"              only these; prints and writes nothing
+    make bench-coverage ARGS="llama diffusion"       only these families and groups; prints and writes nothing
+    make bench-coverage ARGS="llama --merge"         only these; replaces them in the results
     make bench-coverage ARGS=--quick                 one family of each group, prints and writes nothing
     make bench-coverage ARGS=--table                 docs/models.md from the stored results
 
@@ -24,8 +25,9 @@ import time
 import warnings
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ import torch
 import transformers
 from families import FAMILIES, Family
 from readme import ROOT, hardware
+from torch.overrides import TorchFunctionMode
 
 import npusim
 from npu_compiler.support.errors import NPUError
@@ -43,6 +46,7 @@ from tests.models import gate
 
 RESULTS = ROOT / "benchmarks" / "results" / "coverage.json"
 PAGE = ROOT / "docs" / "models.md"
+LIBRARIES = ("transformers", "diffusers")
 SECONDS = 300  # time limit of one family
 EPS = torch.finfo(torch.float32).eps
 STATES = ("one", "mixed", "host", "refused", "crash", "wrong")
@@ -51,7 +55,7 @@ STATES = ("one", "mixed", "host", "refused", "crash", "wrong")
 @dataclass
 class Outcome:
     """``state``: one of STATES. ``error``: RMS error divided by eager's, the largest of all results. ``seconds``: CPU
-    time of building, compilers included."""
+    time of building, compilers included. ``measured``: hardware and date."""
 
     group: str
     name: str
@@ -62,6 +66,7 @@ class Outcome:
     error: float = 0.0
     seconds: float = 0.0
     why: str = ""
+    measured: str = ""
 
 
 def try_family(family: Family) -> Outcome:
@@ -71,12 +76,12 @@ def try_family(family: Family) -> Outcome:
     try:
         model, config = make(family)
         inputs = family.inputs(config)
-        exact = wide(model)
+        exact = wide(family)
         eager = results(model, inputs)
-        _compare(outcome, model, inputs, eager, results(exact, widen(inputs)))
+        _compare(outcome, model, inputs, eager, wide_results(exact, inputs))
         if family.step and outcome.state not in ("refused", "crash"):
             following = step(inputs, eager)
-            _compare(outcome, model, following, results(model, following), results(exact, widen(following)))
+            _compare(outcome, model, following, results(model, following), wide_results(exact, following))
     except NPUError as error:
         outcome.state, outcome.why = "refused", _said(error)
     except Exception as error:  # any other error is a bug, which the table shows
@@ -94,23 +99,48 @@ def _said(error: Exception) -> str:
 
 def make(family: Family) -> tuple[torch.nn.Module, Any]:
     """Return the model in eval mode and its configuration. Parameters that start as ones or zeros get random values."""
-    kind = getattr(transformers, family.model)
-    config = kind.config_class(**family.config)
+    kind = getattr(import_module(family.library), family.model)
     torch.manual_seed(0)
-    model = kind(config).eval()
+    if family.library == "transformers":
+        config = kind.config_class(**family.config)
+        model = kind(config).eval()
+    else:
+        config = family.config
+        model = kind(**config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.ndim == 1:
+            if parameter.ndim == 1 or not parameter.any():
                 parameter += 0.1 * torch.randn_like(parameter)
     return model, config
 
 
-def wide(model: torch.nn.Module) -> torch.nn.Module:
-    """Return a copy in float64. Experts, if any, run one by one, because PyTorch has no grouped float64 matmul."""
-    exact = copy.deepcopy(model).double()
+def wide(family: Family) -> torch.nn.Module:
+    """Return the model in float64. Experts, if any, run one by one, because PyTorch has no grouped float64 matmul."""
+    exact = make(family)[0].double()
     if getattr(exact.config, "_experts_implementation", None) is not None:
         exact.set_experts_implementation("eager")
     return exact
+
+
+class _Wide(TorchFunctionMode):
+    """Computes in float64 what a model asks for in float32, such as the angles of a rotary embedding."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def widened(value: Any) -> Any:
+            return torch.float64 if value is torch.float32 else value
+
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        return func(*map(widened, args), **{k: widened(v) for k, v in (kwargs or {}).items()})
+
+
+def wide_results(exact: torch.nn.Module, inputs: dict[str, Any]) -> Any:
+    """Call the model in float64 on ``inputs``."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Wide():
+            return results(exact, widen(inputs))
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def widen(inputs: Any) -> Any:
@@ -130,7 +160,7 @@ def _map(value: Any, change: Any) -> Any:
         return type(value)(_map(v, change) for v in value)
     if isinstance(value, dict):
         return {k: _map(v, change) for k, v in value.items()}
-    if hasattr(value, "__dict__") and type(value).__module__.startswith("transformers"):
+    if hasattr(value, "__dict__") and type(value).__module__.startswith(LIBRARIES):
         made = copy.copy(value)
         made.__dict__.update({k: _map(v, change) for k, v in value.__dict__.items()})
         return made
@@ -219,7 +249,8 @@ def _lost(family: Family, why: str) -> Outcome:
 
 def _child(family: Family, send: Any) -> None:
     torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
+    for library in LIBRARIES:
+        import_module(library).logging.set_verbosity_error()
     warnings.simplefilter("ignore")
     send.send(try_family(family))
 
@@ -237,7 +268,8 @@ def page(stored: dict[str, Any]) -> str:
     lines = [
         "# Models",
         "",
-        "Families of transformers, built as their documentation calls them: `npusim.build(model, example_kwargs=...)`, "
+        "Families of transformers and, in the group diffusion, of diffusers, built as their documentation calls them: "
+        "`npusim.build(model, example_kwargs=...)`, "
         "nothing adapted. Decoders are built twice, for a prompt and for the step that takes the returned cache. "
         "Architectures are exact, sizes small, weights random.",
         "",
@@ -263,34 +295,44 @@ def page(stored: dict[str, Any]) -> str:
             error = f"{o.error:.2f}" if o.npu or o.host else "–"
             lines.append(f"| {o.name} | `{o.model}` | {o.state} | {partitions} | {error} | {o.why.replace('|', '/')} |")
         lines.append("")
-    return "\n".join([*lines, f"{stored['hardware']}, {stored['date']}. {stored['versions']}. `{stored['command']}`."])
+    places = Counter(o.measured for o in outcomes)
+    measured = "; ".join(place + (f" ({count} families)" if len(places) > 1 else "") for place, count in places.items())
+    return "\n".join([*lines, f"{measured}. {stored['versions']}. `{stored['command']}`."])
+
+
+def store(outcomes: list[Outcome]) -> None:
+    """Write the outcomes to the results, where those of other families stay."""
+    kept = json.loads(RESULTS.read_text())["families"] if RESULTS.exists() else []
+    new = {o.name: asdict(replace(o, measured=f"{hardware()}, {date.today()}")) for o in outcomes}
+    found = {o["name"]: o for o in kept} | new
+    stored = {
+        "command": "make bench-coverage",
+        "versions": ", ".join(f"{p} {version(p)}" for p in ("torch", *LIBRARIES, "numpy")),
+        "families": [found[f.name] for f in FAMILIES if f.name in found],
+    }
+    RESULTS.write_text(json.dumps(stored, indent=1) + "\n")
 
 
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="families; default: all")
+    parser.add_argument("names", nargs="*", help="families and groups; default: all")
     parser.add_argument("--jobs", type=int, default=2, help="families at a time")
     parser.add_argument("--quick", action="store_true", help="one family of each group")
+    parser.add_argument("--merge", action="store_true", help="replace the named families in the stored results")
     parser.add_argument("--table", action="store_true", help="only write docs/models.md from the stored results")
     options = parser.parse_args()
-    known = {f.name for f in FAMILIES}
+    known = {n for f in FAMILIES for n in (f.name, f.group)}
     if unknown := sorted(set(options.names) - known):
-        parser.error(f"unknown: {', '.join(unknown)}; families are: {', '.join(sorted(known))}")
+        parser.error(f"unknown: {', '.join(unknown)}; families and groups are: {', '.join(sorted(known))}")
     if options.quick:
         options.names = list({f.group: f.name for f in reversed(FAMILIES)}.values())
     if not options.table:
-        outcomes = run([f for f in FAMILIES if not options.names or f.name in options.names], options.jobs)
-        if options.names:
+        wanted = [f for f in FAMILIES if not options.names or {f.name, f.group} & {*options.names}]
+        outcomes = run(wanted, options.jobs)
+        if options.names and not options.merge:
             return
-        stored = {
-            "command": "make bench-coverage",
-            "date": str(date.today()),
-            "hardware": hardware(),
-            "versions": ", ".join(f"{p} {version(p)}" for p in ("torch", "transformers", "numpy")),
-            "families": [asdict(o) for o in outcomes],
-        }
-        RESULTS.write_text(json.dumps(stored, indent=1) + "\n")
+        store(outcomes)
     PAGE.write_text(page(json.loads(RESULTS.read_text())) + "\n")
     print(f"wrote {Path(PAGE).relative_to(ROOT)}")
 

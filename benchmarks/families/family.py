@@ -18,7 +18,7 @@ Inputs = Callable[[Any], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Family:
-    """``model``: the class in transformers. ``config``: the fields that its configuration sets. ``inputs``: from a
+    """``model``: the class in ``library``. ``config``: the fields that its configuration sets. ``inputs``: from a
     configuration to the keyword arguments of a call. ``step``: whether a second program takes the returned cache."""
 
     group: str
@@ -27,6 +27,7 @@ class Family:
     config: dict[str, Any] = field(default_factory=dict)
     inputs: Inputs = field(default=lambda config: tokens(config))
     step: bool = False
+    library: str = "transformers"
 
 
 def tokens(config: Any, length: int = 12, batch: int = 2) -> dict[str, Any]:
