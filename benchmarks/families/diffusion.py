@@ -22,14 +22,8 @@ _CROSS = {
 }
 HEADS = {"num_attention_heads": 4, "attention_head_dim": 16}
 DIT = {**HEADS, "num_layers": 2, "patch_size": 2, "in_channels": 4, "sample_size": 8}
-FLUX = {
-    "patch_size": 1,
-    "in_channels": 16,
-    "num_layers": 1,
-    "num_single_layers": 2,
-    "joint_attention_dim": 32,
-    **HEADS,
-}
+STREAMS = {**HEADS, "patch_size": 1, "in_channels": 16, "num_layers": 1, "num_single_layers": 2}
+_FLUX = {**STREAMS, "joint_attention_dim": 32}
 TEXT = {"encoder_hidden_states": randn(1, 7, 32)}
 MASK = {"encoder_attention_mask": torch.ones(1, 7, dtype=torch.bool)}
 POOLED = {"pooled_projections": randn(1, 32)}
@@ -140,11 +134,11 @@ _UNETS = (
             "switch_level": (False,),
             "timestep_ratio_embedding_dim": 16,
         },
-        sample=randn(1, 4, 16, 16),
-        timestep_ratio=PART,
-        clip_text_pooled=randn(1, 1, 32),
-        clip_text=randn(1, 7, 32),
-        clip_img=randn(1, 1, 32),
+        sample=randn(4, 4, 16, 16),
+        timestep_ratio=torch.tensor([0.1, 0.35, 0.6, 0.85]),
+        clip_text_pooled=randn(4, 1, 32),
+        clip_text=randn(4, 7, 32),
+        clip_img=randn(4, 1, 32),
     ),
 )
 _TRANSFORMERS = (
@@ -175,7 +169,7 @@ _TRANSFORMERS = (
     of_diffusers(
         "flux",
         "FluxTransformer2DModel",
-        {**FLUX, "pooled_projection_dim": 32, "axes_dims_rope": [4, 4, 8]},
+        {**_FLUX, "pooled_projection_dim": 32, "axes_dims_rope": [4, 4, 8]},
         _TOKENS,
         TEXT,
         POOLED,
@@ -185,7 +179,7 @@ _TRANSFORMERS = (
     of_diffusers(
         "flux2",
         "Flux2Transformer2DModel",
-        {**FLUX, "timestep_guidance_channels": 32, "axes_dims_rope": [4, 4, 4, 4]},
+        {**_FLUX, "timestep_guidance_channels": 32, "axes_dims_rope": [4, 4, 4, 4]},
         _TOKENS,
         TEXT,
         txt_ids=_places(7, 4),
@@ -196,7 +190,7 @@ _TRANSFORMERS = (
         "chroma",
         "ChromaTransformer2DModel",
         {
-            **FLUX,
+            **_FLUX,
             "axes_dims_rope": [4, 4, 8],
             "approximator_hidden_dim": 32,
             "approximator_layers": 1,
@@ -306,7 +300,7 @@ _TRANSFORMERS = (
         "hidream",
         "HiDreamImageTransformer2DModel",
         {
-            **FLUX,
+            **STREAMS,
             "patch_size": 2,
             "in_channels": 4,
             "out_channels": 4,
@@ -316,8 +310,9 @@ _TRANSFORMERS = (
             "axes_dims_rope": (4, 6, 6),
             "max_resolution": (8, 8),
             "llama_layers": (0, 1),
-        }
-        | {"num_routed_experts": 4, "num_activated_experts": 2},
+            "num_routed_experts": 4,
+            "num_activated_experts": 2,
+        },
         hidden_states=randn(1, 4, 8, 8),
         timesteps=PART,
         encoder_hidden_states_t5=randn(1, 7, 32),

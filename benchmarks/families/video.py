@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .diffusion import BLOCKS, DIT, FLUX, HEADS, MASK, PART, POOLED, TEXT, TIME, of_diffusers
+from .diffusion import BLOCKS, DIT, HEADS, MASK, PART, POOLED, STREAMS, TEXT, TIME, of_diffusers
 from .family import randn
 
 _CODER = {"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2}
@@ -85,7 +85,7 @@ _VIDEOS = (
         "hunyuan_video",
         "HunyuanVideoTransformer3DModel",
         {
-            **FLUX,
+            **STREAMS,
             "in_channels": 4,
             "out_channels": 4,
             "num_single_layers": 1,
@@ -120,9 +120,12 @@ _VIDEOS = (
         "allegro",
         "AllegroTransformer3DModel",
         {
-            **DIT,
+            "num_attention_heads": 4,
             "attention_head_dim": 24,
+            "num_layers": 2,
+            "patch_size": 2,
             "patch_size_t": 1,
+            "in_channels": 4,
             "out_channels": 4,
             "cross_attention_dim": 96,
             "sample_width": 8,
