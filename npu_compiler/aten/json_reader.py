@@ -40,6 +40,7 @@ from .json_values import (
     as_string,
     check_numbers,
     check_tensor_lists,
+    check_texts,
     describe,
     fail,
     get,
@@ -292,6 +293,7 @@ class _Reader:
                 fail(f"{where}.producer_node", f"an output of node {name!r} cannot have another producer")
             outputs.append(TensorSpec(spec.name, spec.shape, spec.dtype))
         attrs = read_attrs(raw.get("attrs", {}), f"{path}.attrs")
+        check_texts(op_type, attrs, f"{path}.attrs")
         check_tensor_lists(attrs, len(inputs), f"{path}.attrs")
         check_numbers(attrs, len(inputs), f"{path}.attrs")
         for i, t in enumerate(outputs):  # defined only now: a node cannot read itself

@@ -20,6 +20,7 @@ from ..support.errors import IRError
 from ..support.records import show
 from .data_dependent import number_inputs
 from .ir import DataSize, Location
+from .op_names import OWN_NAMESPACES, TEXT_ARGUMENTS
 from .tensor_lists import MASKS, SIZES, complete_masks
 
 MAX_NUMEL = 1 << 40  # far above any real tensor; below it, byte counts and offsets fit 64 bits
@@ -147,6 +148,22 @@ def _attr(value: Any, key: str, path: str, depth: int = 0) -> Any:
     if kind.__module__.startswith("torch.fx"):
         fail(path, "the extractor lost a tensor that is passed by keyword; extract the model with npu_compiler.capture")
     fail(path, f"expected a number, string, boolean, null or list, got {show(value)}")
+
+
+def check_texts(op_type: str, attrs: dict[str, Any], path: str) -> None:
+    """Check that PyTorch's own ops have text only where they take it: elsewhere, as in "1.5", it is a quoted number."""
+    if op_type.partition(".")[0] in OWN_NAMESPACES:
+        for key, value in attrs.items():
+            if key not in TEXT_ARGUMENTS and key not in _TORCH_SETTINGS:
+                _refuse_texts(value, f"{path}.{key}")
+
+
+def _refuse_texts(value: Any, path: str) -> None:
+    if isinstance(value, str) and value not in dtypes.DTYPES:
+        fail(path, f"expected a number, boolean, null or list, got the text {show(value)}; numbers have no quotes")
+    if isinstance(value, list):
+        for i, inner in enumerate(value):
+            _refuse_texts(inner, f"{path}[{i}]")
 
 
 def check_numbers(attrs: dict[str, Any], inputs: int, path: str) -> None:

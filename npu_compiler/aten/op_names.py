@@ -1,10 +1,16 @@
-"""Names of ATen ops: in-place ops and their functional variants, and nodes that compute nothing."""
+"""Names of ATen ops: in-place ops and their functional variants, nodes that compute nothing, arguments with text."""
 
 from __future__ import annotations
 
 from .ir import GETITEM
 
 STRUCTURAL = frozenset((GETITEM,))  # these pick an output of the node before them
+OWN_NAMESPACES = frozenset(("aten", "prims"))  # of PyTorch itself
+# Arguments of these namespaces that are text: they name one of a few modes, an equation or a message.
+TEXT_ARGUMENTS = frozenset(
+    "UPLO approximate assert_msg driver equation indexing interpolation mode norm ord p pad_mode padding padding_side "
+    "reduce rounding_mode side".split()
+)
 _IN_PLACE_OPERATORS = frozenset(("__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"))
 
 # In-place ops whose functional variant has another overload name.

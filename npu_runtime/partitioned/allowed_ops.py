@@ -18,20 +18,13 @@ from collections.abc import Collection
 from functools import cache
 from typing import Any
 
+from npu_compiler.aten.op_names import OWN_NAMESPACES, TEXT_ARGUMENTS
 from npu_compiler.support.errors import NPUError
-
-OWN_NAMESPACES = frozenset(("aten", "prims"))
 
 # Types of arguments that carry no reference to anything outside of the call.
 _PLAIN = frozenset(
     "Tensor int float bool number complex ScalarType Layout MemoryFormat Device Generator".split()
 )  # fmt: skip
-
-# Text arguments that name one of a few modes, an equation or a message.
-_MODES = frozenset(
-    "UPLO approximate assert_msg driver equation indexing interpolation mode norm ord p pad_mode padding padding_side "
-    "reduce rounding_mode side".split()
-)
 
 # Ops without a tensor argument: they fill a new tensor, or check a number.
 _CREATION = frozenset(
@@ -110,4 +103,4 @@ def _harmless(argument: Any) -> bool:
     for wrapper in ("Optional[", "List[", "Optional["):
         if kind.startswith(wrapper):
             kind = kind[len(wrapper) : -1]
-    return kind in _PLAIN or (kind == "str" and argument.name in _MODES)
+    return kind in _PLAIN or (kind == "str" and argument.name in TEXT_ARGUMENTS)

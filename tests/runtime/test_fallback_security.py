@@ -11,7 +11,7 @@ import pytest
 from npu_compiler.aten.json_reader import load_ir, load_ir_from_dict
 from npu_compiler.aten.json_writer import save_ir
 from npu_compiler.partitioning.partitioner import partition
-from npu_compiler.support.errors import CompileError
+from npu_compiler.support.errors import CompileError, IRError
 from npu_runtime import DAGExecutor, execute_cpu_partition
 
 torch = pytest.importorskip("torch")
@@ -43,25 +43,22 @@ def refused(ir: dict[str, Any]) -> str:
     return str(error.value)
 
 
-def mapping(path: Path) -> dict[str, Any]:
-    return {"filename": str(path), "shared": True, "size": 4, "dtype": "uint8"}
-
-
-def test_ir_cannot_read_a_file(tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.write_bytes(b"1234")
-    message = refused(document(("m", "aten.from_file.default", [], mapping(secret))))
-    assert "m (aten.from_file.default)" in message and "filename" in message
-
-
-def test_ir_cannot_write_a_file(tmp_path: Path) -> None:
+def test_ir_names_no_file(tmp_path: Path) -> None:
+    """The reader refuses text in arguments that choose no mode, and the fallback the ops that take it."""
     victim = tmp_path / "victim"
-    nodes = [("m", "aten.from_file.default", [], mapping(victim)), ("y", "aten.clone.out", ["x", "m"], {})]
-    message = refused(document(*nodes))
-    assert "2 node(s)" in message and "y (aten.clone.out)" in message and "writes to its argument 'out'" in message
+    mapping = {"filename": str(victim), "shared": True, "size": 4, "dtype": "uint8"}
+    for op, inputs, attrs in (("from_file", [], mapping), ("save", ["x"], {"filename": str(victim)})):
+        with pytest.raises(IRError, match=r"^nodes\[0\]\.attrs\.filename: expected a number"):
+            load_ir_from_dict(document(("y", f"aten.{op}.default", inputs, attrs)))
+    assert "filename" in _objection(torch.ops.aten.from_file.default)
+    assert "TorchScript" in _objection(torch.ops.aten.save.default)
     assert not victim.exists()
-    saved = ("y", "aten.save.default", ["x"], {"filename": str(victim)})
-    assert "TorchScript" in refused(document(saved)) and not victim.exists()
+
+
+def test_ir_cannot_write_into_an_argument() -> None:
+    message = refused(document(("m", "aten.from_file.default", [], {}), ("y", "aten.clone.out", ["x", "m"], {})))
+    assert "2 node(s)" in message and "y (aten.clone.out)" in message and "writes to its argument 'out'" in message
+    assert "m (aten.from_file.default)" in message and "filename" in message
 
 
 @pytest.mark.parametrize(

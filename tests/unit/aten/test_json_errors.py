@@ -81,6 +81,8 @@ ERRORS: list[tuple[Any, str]] = [
     (put('"nodes"/1/"attrs"', []), "nodes[1].attrs: expected an object, got a list"),
     (put('"nodes"/1/"attrs"/"alpha"', 1 << 64), "nodes[1].attrs.alpha: integer 18446744073709551616 does not fit"),
     (put('"nodes"/1/"attrs"/"alpha"', object()), "nodes[1].attrs.alpha: expected a number, string, boolean, null or"),
+    (put('"nodes"/1/"attrs"/"alpha"', "1.5"), "nodes[1].attrs.alpha: expected a number, boolean, null or list, got"),
+    (put('"nodes"/4/"attrs"/"other"', [1.5, "x"]), "nodes[4].attrs.other[1]: expected a number, boolean, null or list"),
     (put('"nodes"/1/"attrs"/"dtype"', 6), "nodes[1].attrs.dtype: expected a dtype name such as 'float32', got 6"),
     (put('"nodes"/1/"attrs"/"dtype"', "torch.qint8"), "nodes[1].attrs.dtype: unknown dtype 'torch.qint8'"),
     (put('"nodes"/4/"attrs"/"_tensor_list_sizes"', [2]), "nodes[4].attrs._tensor_list_sizes: the lists hold 2 tensors"),
