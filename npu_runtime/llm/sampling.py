@@ -21,6 +21,7 @@ from npu_compiler.support.numbers import whole_number
 from .requests import number
 
 _FEW = 512  # approximate number of candidates that HostScores selects
+_FLOAT32 = np.finfo(np.float32)
 _DOUBT = 2.0**-17  # relative error of a float32 sum of exponentials with rounded arguments
 
 
@@ -145,8 +146,10 @@ class Sampler:
 
     @property
     def temperature(self) -> float:
-        """The divisor of logits; 1 for a choice of the most likely token."""
-        return self._options.temperature or 1.0
+        """The divisor of logits, a normal float32: smaller ones would become 0 there. 1 for a choice of the most likely
+        token."""
+        asked = self._options.temperature
+        return min(max(asked, float(_FLOAT32.tiny)), float(_FLOAT32.max)) if asked else 1.0
 
     @property
     def narrow(self) -> bool:
@@ -206,7 +209,7 @@ class Sampler:
         for x in (scores,) if rest is None else (scores, rest):
             with np.errstate(over="ignore"):  # far below the best, a score of minus infinity is right
                 np.subtract(x, highest, out=x)
-                np.divide(x, o.temperature, out=x)
+                np.divide(x, self.temperature, out=x)
         return self._draw(scores, ids, rest, everything)
 
     def _draw(
@@ -233,7 +236,7 @@ class Sampler:
             elif o.repetition_penalty != 1:
                 return None  # the total is that of the unchanged logits
             else:
-                total = everything.total(o.temperature)
+                total = everything.total(self.temperature)
                 if not math.isfinite(total):
                     return None
                 kept = self._nucleus(mass, total * (1 - _DOUBT))

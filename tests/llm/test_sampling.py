@@ -73,6 +73,15 @@ def test_tiny_temperature_is_greedy() -> None:
     assert Sampler(SamplingOptions(temperature=1e-30, seed=0), VOCAB)(x) == x.argmax()
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}])
+def test_temperatures_beyond_float32(options: dict[str, Any]) -> None:
+    """A temperature that float32 rounds to 0 takes the most likely token, one that it rounds to infinity any token."""
+    coldest, hottest = (Sampler(SamplingOptions(temperature=t, seed=1, **options), VOCAB) for t in (1e-300, 1e300))
+    assert {coldest(logits()) for _ in range(9)} == {int(logits().argmax())}
+    assert len({hottest(logits()) for _ in range(99)}) > 2
+
+
 def test_seeds_repeat_and_differ() -> None:
     x = logits(4, 0.1)
 
