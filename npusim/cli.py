@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
 import json
 import logging
 import os
@@ -19,9 +20,7 @@ from .parser import INTERNAL, OK, POLICY, SCHEMA_VERSION, USER_ERROR, Parser, pa
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command with the arguments ``argv`` (default: ``sys.argv[1:]``) and return the exit status."""
-    for stream in ("stdout", "stderr"):
-        if getattr(sys, stream) is None:  # closed by the caller
-            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
+    _prepare_streams()
     top = parser()
     Parser.as_json = "--json" in (sys.argv[1:] if argv is None else argv)
     args, unknown = top.parse_known_args(argv)
@@ -47,6 +46,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()
         print(f"npusim: {error.filename or 'the output'} cannot be written: {error.strerror or error}", file=sys.stderr)
         return USER_ERROR
+
+
+def _prepare_streams() -> None:
+    """Open what the caller closed. Text that an encoding cannot express is escaped on output, and on input left to
+    whoever takes the text."""
+    for name, errors in (("stdin", "surrogateescape"), ("stdout", "backslashreplace"), ("stderr", "backslashreplace")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors=errors)
 
 
 def _given(args: argparse.Namespace) -> dict[str, str]:

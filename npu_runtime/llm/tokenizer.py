@@ -46,7 +46,10 @@ class Tokenizer:
             InputError: the tokenizer cannot encode the text.
         """
         try:
+            text.encode()
             ids: list[int] = self._inner.encode(text, add_special_tokens=special).ids
+        except UnicodeEncodeError as error:  # Python gives bytes that are not UTF-8 to programs as half characters
+            raise InputError(f"the text is not UTF-8 at character {error.start}: convert it") from None
         except BaseException as error:
             raise _refused("the text cannot be encoded", error) from None
         return ids

@@ -315,6 +315,13 @@ def test_output_on_a_full_disk_is_one_line() -> None:
     assert child.stderr == b"npusim: the output cannot be written: No space left on device\n"
 
 
+def test_output_in_an_encoding_that_lacks_a_character_is_escaped(model: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "npusim", "compile", str(model), "-o", str(tmp_path / "é.npubin")]
+    for more in ({"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "ascii:surrogateescape"}):
+        child = subprocess.run(command, env={**os.environ, **more}, capture_output=True)
+        assert (child.returncode, child.stderr) == (0, b"") and rb"\xe9.npubin" in child.stdout
+
+
 def test_broken_pipe_is_no_error() -> None:
     child = subprocess.Popen([sys.executable, "-m", "npusim", "ops"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout is not None and child.stderr is not None

@@ -74,6 +74,17 @@ def test_generate_from_standard_input_and_sampling(
     assert as_json(capsys, *argv, "--seed", "5", "-p", "hello")["tokens"] != first["tokens"]
 
 
+def test_a_prompt_that_is_not_utf8(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the command line and on standard input, which Python decodes strictly in most locales."""
+    argv = ["generate", model, "--max-len", MAX_LEN]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), "utf-8", "strict"))
+    for more in ([], ["-p", "a\udcff"]):
+        assert cli.main([*argv, *more]) == 1
+        assert capsys.readouterr().err == "npusim: the text is not UTF-8 at character 1: convert it\n"
+
+
 def test_chat(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["generate", model, "--chat", "-p", "hi", "--max-tokens", "3", "--max-len", MAX_LEN]
     assert as_json(capsys, *argv)["timings"]["prompt_tokens"] == 5  # role, two letters, end, role
