@@ -204,6 +204,16 @@ def require_target(name: str) -> None:
         raise ConfigError(f"unknown target {name!r}; known: {', '.join(target_names())}")
 
 
+def split_target(target: str) -> tuple[str, str | None]:
+    """Return the two parts of 'cuda:sm_80'; the second is None for 'cuda'. Raises ``ConfigError`` for anything but
+    text."""
+    if not isinstance(target, str):
+        known = f"({', '.join(target_names())}), or one such as 'cpu:avx2'"
+        raise ConfigError(f"target is of type {type(target).__name__}: pass a name {known}")
+    name, colon, device = target.partition(":")
+    return name, device if colon else None
+
+
 def find_device(target: str, name: str) -> Device:
     """Return the device ``name`` of a target. Raises ``ConfigError``, which lists the target's devices."""
     rows = {d.name: d for d in devices(target)}
@@ -216,14 +226,14 @@ def find_device(target: str, name: str) -> Device:
 def target_config(target: str | TargetConfig) -> TargetConfig:
     """Return the configuration for 'cuda' (the device of this machine) or 'cuda:sm_80' (that device).
 
-    A ``TargetConfig`` is returned as it is. Raises ``ConfigError``, which lists the known names, for any other name.
+    A ``TargetConfig`` is returned as it is. Raises ``ConfigError``, which lists the known names, for anything else.
     """
     if isinstance(target, TargetConfig):
         return target
-    name, colon, device = target.partition(":")
+    name, device = split_target(target)
     require_target(name)
     config: TargetConfig = _registered[name] if name in _registered else _module(name).CONFIG
-    if colon:
+    if device is not None:
         return find_device(name, device).configured(config)
     if name in _registered:
         return config

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npu_compiler.support.errors import BackendError
+from npu_compiler.target_config import split_target
 
 if TYPE_CHECKING:
     from .backends.base import Backend
@@ -47,11 +48,11 @@ def backend_class(name: str) -> Callable[..., Backend]:
 
 def get_backend(name: str, **options: Any) -> Backend:
     """Return a new backend by target name, e.g. ``get_backend('cpu', threads=2)``. Raises ``BackendError`` if there is
-    none.
+    none, ``ConfigError`` if the name is no text.
 
     A device after a colon, as in 'cuda:sm_80', concerns the compiler and is ignored here.
     """
-    name = name.partition(":")[0]
+    name, _ = split_target(name)
     make = backend_class(name)
     foreign = sorted(options.keys() - inspect.signature(make).parameters.keys()) if name not in _registered else []
     if foreign:

@@ -42,6 +42,7 @@ from npu_runtime.backends import cuda
 from npu_runtime.backends.cuda import backend as cuda_backend
 from npu_runtime.backends.cuda.driver import InstalledGPU
 from npu_runtime.executor import Executor
+from npu_runtime.registry import get_backend
 from npusim.cli import main
 
 from ..llm import small_model
@@ -344,6 +345,13 @@ def test_running_on_a_chip_that_is_too_old(monkeypatch: pytest.MonkeyPatch, newe
 )
 def test_the_family_of_a_mac(chip: str, family: str) -> None:
     assert apple_device(chip).name == family
+
+
+@pytest.mark.parametrize("call", [target_config, get_backend])
+def test_a_target_that_is_no_text(call: Callable[[Any], object]) -> None:
+    """As when the third argument of build() is taken for the keyword arguments, which torch.export.export has there."""
+    with pytest.raises(ConfigError, match=r"^target is of type dict: pass a name \(cpu, cuda, metal\), or one such as"):
+        call({"x": 1})
 
 
 def test_a_target_that_lacks_a_member() -> None:
