@@ -46,14 +46,7 @@ class NativeLibrary:
 
     def __init__(self, program: CompiledProgram, threads: int):
         self.program = program
-        reason = obstacle(program)
-        binary = _rebuild(program, reason) if reason else program.binary
-        try:
-            self._library, descriptor = _open(binary)
-        except OSError as error:
-            if reason:
-                raise BackendError(f"program {program.name!r} was rebuilt, but does not load: {error}") from None
-            self._library, descriptor = _open(_rebuild(program, f"it does not load: {error}"))
+        self._library, descriptor = _open_or_rebuild(program)
         self._unload = weakref.finalize(self, _close, self._library, descriptor)
         self._unload.atexit = False  # at exit a run may still be in progress; the object's own destructor handles that
         self._check()
@@ -108,6 +101,20 @@ def from_source(program: CompiledProgram) -> CompiledProgram:
             "source, so compile the model again"
         )
     return replace(program, binary=_build(program, "its binary is not to be used"), requires=())
+
+
+def _open_or_rebuild(program: CompiledProgram) -> tuple[ctypes.CDLL, int]:
+    """Return what :func:`_open` does for the program's own binary or, if that fails, for one built from its sources."""
+    reason = obstacle(program)
+    if not reason:
+        try:
+            return _open(program.binary)
+        except OSError as error:
+            reason = f"it does not load: {error}"
+    try:
+        return _open(_rebuild(program, reason))
+    except OSError as error:
+        raise BackendError(f"program {program.name!r} was rebuilt, but does not load: {error}") from None
 
 
 def _rebuild(program: CompiledProgram, reason: str) -> bytes:

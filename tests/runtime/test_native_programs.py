@@ -134,6 +134,17 @@ def test_threads(program: CompiledProgram, monkeypatch: pytest.MonkeyPatch) -> N
         CPUBackend()
 
 
+def test_a_machine_that_loads_no_native_code(program: CompiledProgram, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a container with a read-only disk that forbids code in memory files: rebuilding does not help."""
+
+    def refuse(binary: bytes) -> Any:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(native, "_open", refuse)
+    with pytest.raises(BackendError, match=r"^program 'handmade' was rebuilt, but does not load: .*Read-only file sys"):
+        NativeLibrary(program, 1)
+
+
 def test_programs_are_unloaded(program: CompiledProgram) -> None:
     def resources() -> tuple[int, int]:
         maps = Path("/proc/self/maps").read_text()
