@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Collection, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -76,14 +77,27 @@ def _from_python(name: str) -> tuple[IRGraph, Mapping[str, np.ndarray], Any]:
         make = getattr(import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise InputError(f"{name}: {error}; name a function of a module that Python can import from here") from None
+    except Exception as error:
+        raise _failed(name, f"module {module!r}", error) from error
     from npu_compiler.aten.json_reader import graph_weights_used
     from npu_compiler.frontend import capture, state_dict_numpy
 
-    made = make()
+    try:
+        made = make()
+    except Exception as error:
+        raise _failed(name, "the function", error) from error
     if not isinstance(made, tuple) or len(made) not in (2, 3):
         raise InputError(f"{name}: the function has to return (module, example inputs) or (module, inputs, kwargs)")
     ir = capture(made[0], made[1], example_kwargs=made[2] if len(made) == 3 else None)
     return ir, state_dict_numpy(made[0], needed=graph_weights_used(ir)), made[0]
+
+
+def _failed(name: str, what: str, error: Exception) -> InputError:
+    """Return the error for the user's code that raised ``error``, with the line that did."""
+    ours = (__file__, "<frozen ")  # the latter: of Python's importer
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+    where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return InputError(f"{name}: {what} failed{where}: {type(error).__name__}: {error}")
 
 
 def _read_exported(path: str) -> tuple[IRGraph, Mapping[str, np.ndarray]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -313,6 +314,24 @@ def test_output_on_a_full_disk_is_one_line() -> None:
         child = subprocess.run([sys.executable, "-m", "npusim", "ops", "--json"], stdout=full, stderr=subprocess.PIPE)
     assert child.returncode == 1
     assert child.stderr == b"npusim: the output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def make():\n    raise ValueError('no')\n", r"the function failed at .*broken\.py:2: ValueError: no"),
+        ("raise ValueError('no')\n", r"module 'broken' failed at .*broken\.py:1: ValueError: no"),
+        ("def (:\n", r"module 'broken' failed.*: SyntaxError: invalid syntax \(broken\.py, line 1\)"),
+    ],
+)
+def test_a_model_whose_own_code_fails(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "broken", raising=False)
+    assert cli.main(["explain", "broken:make"]) == 1
+    assert re.fullmatch(f"npusim: broken:make: {message}\n", capsys.readouterr().err)
 
 
 def test_output_in_an_encoding_that_lacks_a_character_is_escaped(model: Path, tmp_path: Path) -> None:
