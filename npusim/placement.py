@@ -12,6 +12,7 @@ from npu_compiler.partitioning.plan import HOST, PartitionPlan
 from npu_compiler.support.errors import InputError
 
 from .builder.specializations import require_npu
+from .sources import refuse
 
 
 def placement(args: argparse.Namespace) -> dict[str, Any]:
@@ -46,3 +47,4 @@ def refuse_placement(args: argparse.Namespace) -> None:
             "--force-cpu and --no-minimise-transfers do not apply to a language model: its program runs whole on the "
             "NPU, because prompt and step share caches; examples/run_qwen_graph.py runs one through the partitioner"
         )
+    refuse(args, ("batch", "disable", "weights"), f"does not apply to a language model, and {args.model} is one")

@@ -93,8 +93,6 @@ def _language_model(args: argparse.Namespace) -> Result:
     needed = args.prompt_len + args.gen_len
     if args.max_len is None and not args.model.endswith(".npubin"):
         args.max_len = needed
-    if args.batch != 1:
-        raise InputError("language models run one sequence at a time: leave out --batch")
     llm = load_language_model(args)
     if needed > llm.max_len:
         raise InputError(f"--prompt-len and --gen-len make {needed} tokens, but the context holds {llm.max_len}")

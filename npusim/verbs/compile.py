@@ -149,8 +149,8 @@ def _language_model(args: argparse.Namespace) -> Result:
     refuse_placement(args)
     if args.float32_precision != "highest":
         raise InputError("--float32-precision is not an option of language models")
-    if args.until or args.dump or args.disable:
-        raise InputError("--until, --dump and --disable show one graph; a language model is compiled from several")
+    if args.until or args.dump:
+        raise InputError("--until and --dump show one graph; a language model is compiled from several")
     target = args.target or default_target()
     loader = Loader(
         target, args.dtype, args.max_len, weights=args.weight_format or "auto",

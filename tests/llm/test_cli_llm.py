@@ -217,3 +217,22 @@ def test_bench_of_a_program(program: Path, capsys: pytest.CaptureFixture[str]) -
 def test_compile_shows_no_single_graph(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["compile", model, "--until", "fuse"]) == 1
     assert "one graph" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("verb", "options"),
+    [
+        ("compile", ["--batch", "2"]),
+        ("compile", ["--disable", "layout"]),
+        ("bench", ["--weights", "q4_0"]),
+        ("bench", ["--disable", "layout"]),
+        ("profile", ["--batch", "2"]),
+        ("profile", ["--weights", "q4_0"]),
+    ],
+)
+def test_options_of_other_models_are_not_ignored(
+    verb: str, options: list[str], model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([verb, model, *options]) == 1
+    wanted = f"npusim: {options[0]} does not apply to a language model, and {model} is one\n"
+    assert capsys.readouterr().err == wanted
