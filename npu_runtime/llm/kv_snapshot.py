@@ -105,7 +105,8 @@ def _caches(
     path: str | os.PathLike[str], file: SafetensorsFile, state: State, max_len: int, count: int
 ) -> dict[str, np.ndarray]:
     if set(file.names()) - {_TOKENS, _IDENTITY} != set(state):
-        raise InputError(f"{path}: the state has other caches than the model; it was saved by another version")
+        why = "it was saved with another kv_cache, or by another version"
+        raise InputError(f"{path}: the state has other caches than the model; {why}")
     full = {}
     for key, buffer in state.items():
         array = np.zeros(buffer.shape, buffer.dtype)

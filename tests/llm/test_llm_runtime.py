@@ -330,6 +330,10 @@ def test_states_that_do_not_fit(llm: LLM, tmp_path: Path, monkeypatch: pytest.Mo
     safetensors.numpy.save_file({k: np.ascontiguousarray(v) for k, v in cut.items()}, tmp_path / "cut")
     with pytest.raises(InputError, match="expected"):
         llm.load_state(tmp_path / "cut")
+    scaled = arrays | {f"{k}.scale": v for k, v in arrays.items() if "cache" in k}  # as for kv_cache="int8"
+    safetensors.numpy.save_file(scaled, tmp_path / "scaled")
+    with pytest.raises(InputError, match="other caches than the model; it was saved with another kv_cache, or by"):
+        llm.load_state(tmp_path / "scaled")
     for tokens in (np.array(5), np.ones((1, 40), np.int64), np.ones(40, np.int32)):
         safetensors.numpy.save_file({**arrays, "npusim.tokens": tokens}, tmp_path / "scalar")
         with pytest.raises(InputError, match="not a list of int64"):
