@@ -301,7 +301,8 @@ def _promoted(tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
 
 
 def _conform(node: OpNode, value: Any, spec: TensorSpec | None) -> Any:
-    """Return the value in the IR's dtype. Raises if its shape is not the IR's."""
+    """Return the value in the IR's dtype. Raises if its shape is not the IR's, or if the dtype cannot hold its kind of
+    numbers: a cast would drop fractions or imaginary parts."""
     torch = import_torch()
     if spec is None or value is None:
         return value
@@ -309,4 +310,7 @@ def _conform(node: OpNode, value: Any, spec: TensorSpec | None) -> Any:
         detail = f"gives shape {list(value.shape)}, the IR states {list(spec.shape)}"
         raise BackendError(f"node {node.name!r} ({node.op_type}) {detail}; re-export the model")
     dtype = getattr(torch, spec.dtype)
+    if not torch.can_cast(value.dtype, dtype):
+        detail = f"gives {str(value.dtype).removeprefix('torch.')}, the IR states {spec.dtype}"
+        raise BackendError(f"node {node.name!r} ({node.op_type}) {detail}; re-export the model")
     return value if value.dtype == dtype else value.to(dtype)

@@ -332,6 +332,18 @@ def test_mixed_float_inputs_are_promoted() -> None:
     np.testing.assert_allclose(found, a.astype(np.float32) @ b, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("op", "attrs", "found", "stated"),
+    [
+        ("aten.mul.Tensor", {"other": {"complex": [1, 2]}}, "complex64", "float32"),
+        ("aten.mul.Tensor", {"other": 0.5}, "float32", "int64"),
+    ],
+)
+def test_a_result_of_another_kind_of_numbers_is_not_cut(op: str, attrs: Any, found: str, stated: str) -> None:
+    with pytest.raises(BackendError, match=rf"^node 'o' \({op}\) gives {found}, the IR states {stated}; re-export"):
+        one_op(op, [array(2, 3)], [((2, 3), stated)], **attrs)
+
+
 def test_an_in_place_op_is_not_repeated_on_copies() -> None:
     """It would write to a copy of its input, and views of the old memory would keep the old values."""
     a, b, c = array(2, 2).astype(ml_dtypes.bfloat16), array(2, 3), array(3, 2)
