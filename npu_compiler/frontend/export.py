@@ -31,6 +31,7 @@ from .copied import writable
 from .decompose import decompose
 from .mutations import ArgumentChanges, by_key
 from .pytrees import register_caches
+from .shared_memory import sharing_advice
 from .translate import NeedsFunctionalForm, translate
 from .zero_points import without_zero_points
 
@@ -361,7 +362,8 @@ def _functional(program: ExportedProgram, label: str) -> ExportedProgram:
         with torch.no_grad():
             functional: ExportedProgram = program.run_decompositions({})
     except Exception as e:  # as for torch.export
-        raise CaptureError(f"{label}: removing in-place operations failed: {_first_line(e)}") from e
+        cause = f"removing in-place operations failed: {_first_line(e)}"
+        raise CaptureError(f"{label}: {cause}{sharing_advice(program)}") from e
     if _unfold_gradients(functional) > _unfold_gradients(program):
         cause = "PyTorch cannot make that functional: it takes elements outside of all windows for zeros"
         raise CaptureError(f"{label}: an in-place operation writes through unfold(); {cause}; write to slices instead")

@@ -22,11 +22,12 @@ from ..aten.complex_pairs import complex_as_pairs
 from ..aten.data_dependent import ASSERTION, CONTROL_FLOW, NUMBER_OPS
 from ..aten.ir import IRGraph, OpNode, StateUpdate, TensorSpec
 from ..support.errors import CaptureError
-from .aliases import Aliases, Key, row_major, storage_id
+from .aliases import Aliases, Key, row_major
 from .arguments import STATIC_ADVICE, Arguments, Number, describe_node, read_arguments
 from .flex_attention import flex_attention_graph
 from .fx_values import is_number, node_results, static_shape, value_spec
 from .locations import location_of
+from .shared_memory import check_writes, tie
 from .tensors import dtype_name, tensor_to_numpy
 
 __all__ = ["NeedsFunctionalForm", "translate"]
@@ -102,7 +103,8 @@ class _Translator:
         self.renamed: dict[Key, TensorSpec] = {}  # overwritten value -> its new value
         self.buffer_of: dict[Key, str] = {}  # present and past values of a whole buffer or parameter -> its key
         self.writable: set[Key] = set()  # the same for the inputs that may be written to
-        self.state: dict[str, TensorSpec] = {}  # key -> its current value, once an in-place node has written it
+        self.first_key: dict[str, str] = {}  # key of a tied weight -> the first of its keys
+        self.state: dict[str, TensorSpec] = {}  # first key -> its current value, once an in-place node has written it
         self.numbers: set[str] = set()  # nodes that make a Python number from tensor data
 
     def graph(self) -> IRGraph:
@@ -227,12 +229,12 @@ class _Translator:
 
     def _map_tied_weights(self) -> None:
         """Placeholders of tied weights all map to the first key: checkpoints often hold no other."""
-        first: dict[Any, str] = {}
+        first: dict[object, str] = {}
         for placeholder, key in self.out.weight_name_mapping.items():
             t = self.program.state_dict.get(key)
             if isinstance(t, torch.Tensor) and t.numel():
-                identity = (storage_id(t), t.storage_offset(), t.dtype, t.shape, t.stride())
-                self.out.weight_name_mapping[placeholder] = first.setdefault(identity, key)
+                self.first_key[key] = first.setdefault(tie(t), key)
+                self.out.weight_name_mapping[placeholder] = self.first_key[key]
 
     # ------------------------------------------------------------------------------------------------- nodes
 
@@ -396,7 +398,7 @@ class _Translator:
         buffer = self.buffer_of.get(old)
         if buffer is not None:
             self.buffer_of[self.out.key(new)] = buffer
-            self.state[buffer] = new
+            self.state[self.first_key.get(buffer, buffer)] = new
         elif old in self.writable:
             self.writable.add(self.out.key(new))
         elif self.aliases.touches_leaf(old):
@@ -425,7 +427,7 @@ class _Translator:
             if kind == "USER_OUTPUT":
                 self.out.graph_outputs.append(value)
             elif kind in ("BUFFER_MUTATION", "PARAMETER_MUTATION"):
-                self.state[str(spec.target)] = value
+                self.state[self.first_key.get(str(spec.target), str(spec.target))] = value
             elif kind == "USER_INPUT_MUTATION" and spec.target in self.written:
                 continue  # it is part of the result
             elif kind == "USER_INPUT_MUTATION":
@@ -433,6 +435,7 @@ class _Translator:
                 raise CaptureError(f"forward writes to its input {spec.target!r}; {advice}")
             else:
                 raise CaptureError(f"output {value.name!r}: {kind} outputs are not supported")
+        check_writes(self.program, self.state)
         for key, value in self.state.items():
             held = self.program.state_dict.get(key, self.program.constants.get(key))
             if isinstance(held, torch.Tensor) and tuple(held.shape) != value.shape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -192,3 +193,73 @@ def test_tied_weights_are_listed_and_share_one_key() -> None:
     with torch.device("meta"):
         meta = capture(Tied(), torch.zeros(1, 2, dtype=torch.int64, device="meta"))
     assert meta.weight_name_mapping == graph.weight_name_mapping
+
+
+class Pair(nn.Module):
+    """A buffer ``a``, and a view of it as buffer ``b``."""
+
+    def __init__(self, view: Callable[..., Any], forward: Callable[..., Any]) -> None:
+        super().__init__()
+        self.register_buffer("a", torch.arange(6.0))
+        self.register_buffer("b", view(self.a))
+        self.function = forward
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(self, x)
+
+
+def _write_both(m: Any, x: torch.Tensor) -> list[torch.Tensor]:
+    first = m.b * x
+    m.a.add_(1)
+    second = m.b * x
+    m.b.mul_(2)
+    return [first, second, m.a * x]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_tied_buffers_are_one_state(strict: bool) -> None:
+    """Whichever name a write uses, the other one sees it, also in the next call."""
+    model = Pair(lambda a: a, _write_both)
+    assert [u.key for u in capture(model, X[0, :1, :1], strict=strict).state] == [["a", "b"][strict]]
+    built, x = npusim.build(copy.deepcopy(model), (X[0, 0, :1],)), X[0, 0, :1]
+    for _ in range(2):
+        torch.testing.assert_close(built(x), model(x))
+
+
+@pytest.mark.parametrize(("written", "read"), [("a", "b"), ("b", "a")])
+def test_writes_to_buffers_that_share_a_part_are_refused(written: str, read: str) -> None:
+    """The read comes first: only the next call would see that the buffers are different values."""
+
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        y = getattr(m, read).sum() * x
+        getattr(m, written).add_(1)
+        return y
+
+    with pytest.raises(CaptureError, match=f"writes to '{written}'; '{written}' shares memory with '{read}'"):
+        capture(Pair(lambda a: a[2:5], forward), X)
+    check(Pair(lambda a: a.clone(), forward), X, tolerance=1e-6)
+
+
+def test_buffers_side_by_side_in_one_memory_are_apart() -> None:
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            both = torch.arange(6.0)
+            self.register_buffer("a", both[:3])
+            self.register_buffer("b", both[3:])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.a.sum() + self.b.sum()
+            self.a.add_(1)
+            return y * x
+
+    assert [u.key for u in check(Halves(), X, tolerance=1e-6).state] == ["a"]
+
+
+def test_functional_form_names_buffers_that_share_memory() -> None:
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        m.a[:2].add_(1)
+        return m.b.sum() * x
+
+    with pytest.raises(CaptureError, match=r"in-place operations failed: .*; 'a' shares memory with 'b': make one"):
+        capture(Pair(lambda a: a[1:], forward), X)
