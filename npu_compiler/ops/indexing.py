@@ -83,18 +83,19 @@ def gather(self: Value, dim: int, index: Value, *, sparse_grad: bool = False) ->
     "aten.take_along_dim.default",
     samples=(
         S(t(3, 5), places(3, 2, high=5), 1), S(t(3, 5), places(1, 5), 0), S(t(2, 3, 4), places(1, 2, 4), -2),
-        S(t(2, 3), places(4, high=6)),
+        S(t(2, 3), places(4, high=6)), S(t(3, 5), places(3, 2, low=-12, high=12), 1),
     ),
     dtypes=DTYPES,
 )  # fmt: skip
 def take_along_dim(self: Value, indices: Value, dim: int | None = None) -> Value:
-    """``gather`` with broadcasting in the other dims; without a dim, of the flattened tensors."""
+    """``gather`` with broadcasting, at positions modulo the dim's size; without a dim, of the flattened tensors."""
     if dim is None:
         return gathered(self.reshape(self.numel), 0, indices.reshape(indices.numel))
     dim = wrap_dim(dim, self.rank)
     common = broadcast_shapes(resized(self.shape, dim, 1), resized(indices.shape, dim, 1))
+    size = self.shape[dim]
     x, where = (v.expand(*resized(common, dim, v.shape[dim])) for v in (self, indices))
-    return gathered(x, dim, where)
+    return gathered(x, dim, x.graph.pointwise(lambda i: i.cast("int64") % size if size else i, where, opmath=False))
 
 
 @lowers(
