@@ -26,6 +26,8 @@ def value_spec(name: str, value: Any, where: str) -> TensorSpec:
         return TensorSpec(name, (), "bool")
     if is_number(value):
         return TensorSpec(name, (), "float64" if isinstance(value, float | torch.SymFloat) else "int64")
+    if isinstance(value, list | tuple):
+        raise CaptureError(f"{where}: its result has a list of tensors among others, which the IR does not express")
     return TensorSpec(name, static_shape(value, where), dtype_name(value.dtype, where))
 
 

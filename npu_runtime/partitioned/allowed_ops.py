@@ -41,7 +41,7 @@ _PRIVATE = frozenset(
     "_fft_c2c _fft_c2r _fft_r2c _fused_rms_norm _functional_assert_async _functional_assert_scalar "
     "_grid_sampler_2d_cpu_fallback _grouped_mm _index_put_impl _index_put_impl_ _int_mm _is_all_true _is_any_true "
     "_linalg_check_errors _linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet _linalg_solve_ex _linalg_svd "
-    "_local_scalar_dense _log_softmax _logcumsumexp _masked_softmax _native_batch_norm_legit_functional "
+    "_local_scalar_dense _log_softmax _logcumsumexp _lu_with_info _masked_softmax _native_batch_norm_legit_functional "
     "_native_batch_norm_legit_no_training _native_multi_head_attention _neg_view _neg_view_copy _pad_circular "
     "_pad_enum _pdist_forward _prelu_kernel _reshape_copy _safe_softmax _scaled_dot_product_attention_math "
     "_scaled_dot_product_flash_attention_for_cpu _scaled_mm _shape_as_tensor _softmax _stack _thnn_fused_gru_cell "

@@ -87,6 +87,9 @@ class HostPartition:
         self._leaves = [(key, leaf_key(ir, key[0])) for key in used if key[1] < 0]
         self._needed = graph_weights_used(ir)
         self._dead = _last_uses(ir)
+        # A getitem reads one result of its node. The shapes of the others are not checked: those that PyTorch states
+        # for results that models seldom use, such as the bag sizes of embedding_bag, may differ from what it computes.
+        self._read = {key for call in self.calls for key in call.inputs} | {ir.key(t) for t in _results(ir)}
 
     def run(
         self,
@@ -115,8 +118,10 @@ class HostPartition:
         if times is not None:
             times[0] = time.perf_counter()
         for number, (call, dead) in enumerate(zip(self.calls, self._dead, strict=True)):
-            for i, value in enumerate(_execute(call, [env[k] for k in call.inputs])):
-                env[(call.node.name, i)] = value
+            results = _execute(call, [env[k] for k in call.inputs])
+            for i, (value, spec) in enumerate(itertools.zip_longest(results, call.node.outputs)):
+                if (call.node.name, i) in self._read:
+                    env[(call.node.name, i)] = _conform(call.node, value, spec)
             if times is not None:
                 times[number + 1] = time.perf_counter()
             for key in dead:
@@ -268,7 +273,7 @@ def _execute(call: _Call, tensors: list[torch.Tensor]) -> list[Any]:
     if len(values) < len(node.outputs):
         detail = f"gave {len(values)} result(s), the IR states {len(node.outputs)}"
         raise BackendError(f"node {node.name!r} ({node.op_type}) {detail}")
-    return [_conform(node, v, t) for v, t in itertools.zip_longest(values, node.outputs)]
+    return values
 
 
 def _flatten(result: Any) -> Iterator[Any]:
