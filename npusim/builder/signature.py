@@ -88,7 +88,7 @@ class Signature:
                 outline, expected = _OUTLINE.repr(value), self._outlines[name]
                 but = f"the model was built for {expected}"
                 if outline == expected:
-                    but = "the one that the model was built for has other contents: other values or missing tensors"
+                    but = "the one that the model was built for has other values, tensors or order of keys"
                 raise InputError(f"argument {name!r} has the structure {outline}, {but}")
             tensors += [v for v, e in zip(leaves, examples, strict=True) if e is self._tensor]
         for name, value in given.items():
@@ -211,4 +211,6 @@ def _same(value: Any, example: Any) -> bool:
     numbers = (bool, int, float, complex)
     if _is_tensor(value) or (type(value) is not type(example) and isinstance(example, numbers)):
         return False
+    if isinstance(example, float | complex):
+        return repr(value) == repr(example)  # NaN is NaN here, and -0.0 is not 0.0
     return bool(value == example)

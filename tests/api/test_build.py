@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -49,6 +50,18 @@ def test_arguments_left_out_have_their_defaults() -> None:
     built = npusim.build(Fn(masked), (X, None), example_kwargs={"scale": 1.0})
     assert torch.equal(built(X), X)
     assert torch.equal(npusim.build(Fn(masked), X)(X, None, scale=1.0), X)
+
+
+@pytest.mark.parametrize(("number", "others"), [(math.nan, [0.0]), (0.0, [-0.0, math.nan]), (-0.0, [0.0])])
+def test_floats_are_those_of_the_example_to_the_sign_of_zero(number: float, others: list[float]) -> None:
+    def forward(x: Any, y: float) -> Any:
+        return torch.copysign(x, torch.tensor(y))
+
+    built = npusim.build(Fn(forward), (X, number))
+    assert torch.equal(built(X, float(str(number))), forward(X, number))
+    for other in others:
+        with pytest.raises(InputError, match="the model was built for"):
+            built(X, other)
 
 
 @pytest.mark.parametrize(
