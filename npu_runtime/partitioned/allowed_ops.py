@@ -85,7 +85,7 @@ def _objection(op: Any) -> str:
         return "it is an op of TorchScript"
     if name.startswith(_FOREIGN) or name in _UNCHECKED:
         return "it belongs to a library or format that trusts its arguments"
-    if name.startswith("_") and not name.startswith("__") and name not in _PRIVATE:
+    if name.startswith("_") and not name.startswith(("__", "_foreach_")) and name not in _PRIVATE:
         return "it is private to PyTorch"
     for i, argument in enumerate(schema.arguments):
         written = argument.alias_info is not None and argument.alias_info.is_write
