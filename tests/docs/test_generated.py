@@ -11,6 +11,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from npu_compiler.ops.table import operators_markdown
+
 from .snippets import ROOT, prose
 
 FIGURES = ROOT / "docs" / "figures"
@@ -107,6 +109,11 @@ def test_the_figures_have_no_foreign_parts() -> None:
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"(href|src)=|url\(|<script|<foreignObject", text), path.name
         ElementTree.fromstring(text)
+
+
+def test_the_table_of_operators_is_that_of_the_registry() -> None:
+    page = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
+    assert page.rstrip() == operators_markdown().rstrip(), "npusim ops --markdown > docs/operators.md"
 
 
 @pytest.mark.parametrize("name", ["api", "environment", "models", "names", "operators"])
