@@ -80,8 +80,8 @@ TEXTS = {
     ),
     r"# Models": "# 모델",
     r"Families of transformers and, in the group diffusion, of diffusers, .*: (`[^`]+`), .* weights random\.": (
-        r"transformers와 diffusers(diffusion 그룹)의 모델 계열을 해당 문서가 호출하는 방식 그대로 빌드한 결과입니다(\1). "
-        r"모델은 고치지 않았습니다. "
+        r"transformers와 diffusers(diffusion 그룹)의 모델 계열을 해당 문서가 호출하는 방식 그대로 "
+        r"빌드한 결과입니다(\1). 모델은 고치지 않았습니다. "
         r"디코더는 프롬프트용과 반환된 캐시를 받는 스텝용으로 두 번 빌드합니다. "
         r"아키텍처는 원본과 같고, 크기는 작으며, 가중치는 무작위입니다."
     ),
