@@ -7,7 +7,8 @@ import dataclasses
 import itertools
 import logging
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -76,7 +77,8 @@ class BuildOptions:
         """Capture a call with these arguments. Raises ``CaptureError``."""
         from npu_compiler.frontend.export import capture_call
 
-        return capture_call(self.module, args, example_kwargs=kwargs)
+        with _own_forwards(self.module):
+            return capture_call(self.module, args, example_kwargs=kwargs)
 
     def specialize(self, call: Capture, weights: WeightSource, beside: DAGExecutor | None = None) -> Specialized:
         """Compile the program of a call. It shares memory with that of ``beside``.
@@ -96,6 +98,22 @@ class BuildOptions:
             float32_precision=self.float32_precision,
         )
         return Specialized(DAGExecutor(plan, self.backend, compile_fn, weights, beside), Signature(call))
+
+
+@contextmanager
+def _own_forwards(model: torch.nn.Module | torch.export.ExportedProgram) -> Iterator[None]:
+    """Modules whose ``forward`` is a built model, as in a pipeline that computes with it, have that of their class."""
+    import torch
+
+    from .model import Model
+
+    modules = model.modules() if isinstance(model, torch.nn.Module) else ()
+    replaced = [(m, vars(m).pop("forward")) for m in modules if isinstance(vars(m).get("forward"), Model)]
+    try:
+        yield
+    finally:
+        for module, built in replaced:
+            module.forward = built
 
 
 def require_npu(plan: PartitionPlan) -> None:

@@ -166,3 +166,18 @@ def test_options_and_inputs_of_odd_types() -> None:
     assert [len(p.entries["main"].calls) for p in one.programs] == kernels
     with pytest.raises(InputError, match="an input has no shape"):
         built(torch.nested.nested_tensor([torch.randn(2, 8)]))
+
+
+def test_a_module_whose_forward_is_a_built_model_is_captured_as_it_was() -> None:
+    """A pipeline computes with built models in place of the forward of its modules."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 4), nn.ReLU())).eval()
+    x, other = torch.randn(2, 8), torch.randn(3, 8)
+    with torch.no_grad():
+        wanted = [model(v) for v in (x, other)]
+    inner = npusim.build(model[1], x)
+    model[1].forward = inner
+    outer = npusim.build(model, x)
+    model.forward = outer
+    for value, want in zip((x, other), wanted, strict=True):
+        torch.testing.assert_close(model(value), want, rtol=1e-5, atol=1e-6)
+    assert model.forward is outer and model[1].forward is inner
