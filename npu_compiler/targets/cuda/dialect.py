@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 
 from ...schedule.anchors import Attention, B2bConv2d, Conv2d, DualConv2d, Gemm, PooledConv2d
-from ..simt.kernels.flash import is_flash
 from ..simt.lang.dialect import KERNELS as COMMON_KERNELS
 from ..simt.lang.dialect import Array, Dialect, Param, special
 from .b2b_conv import emit_b2b_conv, supports_b2b_conv
@@ -100,7 +99,7 @@ HOPPER = replace(
         special(B2bConv2d, supports_b2b_conv, emit_b2b_conv),
         special(PooledConv2d, supports_pooled_rows, emit_pooled_rows),
         special(PooledConv2d, supports_pooled_conv, emit_pooled_conv),
-        special(Attention, lambda k, dialect: is_flash(k, dialect) and supports_attention(k), emit_wgmma_flash),
+        special(Attention, supports_attention, emit_wgmma_flash),
     ),
     clustered=clustered,
 )

@@ -13,7 +13,8 @@ from npu_compiler.frontend import capture
 from ...models.gate import Args, compile_and_run, expect
 from ...support import cuda_gpu
 
-SIZES = [(32, 48), (48, 32), (128, 64), (64, 128), (80, 80)]
+SIZES = [(32, 48), (48, 32), (128, 64), (64, 128), (40, 72), (160, 24)]
+EQUAL = [8, 40, 64, 72, 96, 128, 160, 256]  # SD 1.5 has heads of 40, 80 and 160, DiT of 72, Gemma of 256
 
 
 class Attention(nn.Module):
@@ -23,6 +24,11 @@ class Attention(nn.Module):
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, enable_gqa=True)
+
+
+class Masked(nn.Module):
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, mask > 0, enable_gqa=True)
 
 
 def operands(queries: int, keys: int, d: int, dv: int) -> Args:
@@ -41,7 +47,15 @@ def test_it_takes_one_kernel(d: int, dv: int) -> None:
 
 
 @cuda_gpu.compiles()
-@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("d", [40, 160])
+def test_older_gpus_pad_heads(d: int) -> None:
+    args = tuple(x.half() for x in operands(130, 130, d, d))
+    kernels = npu_compiler.compile(capture(Attention(True), args), target="cuda:sm_86").sources["kernels.cu"]
+    assert f"KEY_SIZE = {d}" in kernels and "flash<" in kernels
+
+
+@cuda_gpu.compiles()
+@pytest.mark.parametrize("d", EQUAL)
 def test_results_leave_as_tiles(d: int) -> None:
     """Those of a head are one store of a warpgroup."""
     args = tuple(x.bfloat16() for x in operands(130, 130, d, d))
@@ -52,9 +66,17 @@ def test_results_leave_as_tiles(d: int) -> None:
 @pytest.mark.cuda
 @pytest.mark.skipif(bool(cuda_gpu.reason()), reason=cuda_gpu.reason() or "there is a GPU")
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("d", "dv"), SIZES)
+@pytest.mark.parametrize(("d", "dv"), [*SIZES, *((d, d) for d in EQUAL)])
 def test_it_passes_the_gate(d: int, dv: int, causal: bool) -> None:
     runs = [operands(*lengths, d, dv) for lengths in ((130, 130), (40, 200))[: 1 if causal else 2]]
     for run in runs:
         wanted = expect(Attention(causal), [run], "bfloat16")
         wanted.check(compile_and_run(Attention(causal), [run], "bfloat16", cuda_gpu.backend()))
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(bool(cuda_gpu.reason()), reason=cuda_gpu.reason() or "there is a GPU")
+@pytest.mark.parametrize("d", [40, 72, 160])
+def test_masked_heads_of_other_sizes_pass_the_gate(d: int) -> None:
+    run = (*operands(70, 90, d, d), torch.randn(70, 90))
+    expect(Masked(), [run], "float16").check(compile_and_run(Masked(), [run], "float16", cuda_gpu.backend()))

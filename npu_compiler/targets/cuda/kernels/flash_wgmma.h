@@ -3,8 +3,9 @@
 // Scores stay in registers. The softmax of a tile of keys overlaps the product with the values of the tile before, and
 // the products of the other warpgroup. The warp behind the warpgroups issues the copies.
 // Source: Shah et al., "FlashAttention-3" (2024), https://arxiv.org/abs/2407.08608.
-// Constants in addition to those of flash.h: WARPGROUPS that multiply; SLOTS tiles of keys or of values in the
-// ring; TMA_STORE: rows of the output begin at multiples of 16 bytes, so that TMA can store it.
+// Tiles are blocks of 64 columns, which TMA pads with zeros. Constants in addition to those of flash.h: WARPGROUPS that
+// multiply; SLOTS tiles of keys or of values in the ring; TMA_STORE: rows of the output begin at multiples of 16 bytes, so
+// that TMA can store it. D and DV are equal: the width of a product with values.
 #pragma once
 #include "flash.h"
 #include "tma.h"
@@ -12,10 +13,12 @@
 
 template <class C> struct FlashWgmma {
   typedef typename C::T T;
-  CONSTANTS int HALVES = C::D / 64, SIZE = C::KEYS * C::D;  // column blocks of 128 bytes in a tile; elements of a tile
+  CONSTANTS int BLOCKS = (C::D + 63) / 64, BLOCK = C::KEYS * 64, SIZE = BLOCKS * BLOCK;  // of a tile; elements
+  CONSTANTS int QUERY_BLOCK = 64 * 64, QUERIES = BLOCKS * QUERY_BLOCK;                   // of a warpgroup
+  CONSTANTS int STEPS = (C::KEY_SIZE + 15) / 16;                                         // products of a score
   FlashRows<C> rows;
-  T* ring;  // [SLOTS, HALVES, KEYS, 64]
-  T* qs;    // [WARPGROUPS, HALVES, 64, 64]: queries, and in the end results
+  T* ring;  // [SLOTS, BLOCKS, KEYS, 64]
+  T* qs;    // [WARPGROUPS, BLOCKS, 64, 64]: queries, and in the end results
   int64_t* full;
   int64_t* empty;
   int64_t* queries;
@@ -31,16 +34,18 @@ template <class C> struct FlashWgmma {
   INLINE void load_tile(const TensorMap& map, int step) {
     mbarrier_wait(empty + slot, phase);
     mbarrier_expect_bytes(full + slot, SIZE * 2);
-    tma_load(ring + slot * SIZE, map, full + slot, 0, step * C::KEYS, 0, rows.hk, rows.b);
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++)
+      tma_load(ring + slot * SIZE + n * BLOCK, map, full + slot, n * 64, step * C::KEYS, rows.hk, rows.b);
     advance();
   }
 
   INLINE void load(const TensorMap& q, const TensorMap& k, const TensorMap& v, int steps) {
     fence_async_global();
-    mbarrier_expect_bytes(queries, C::ROWS * C::D * 2);
+    mbarrier_expect_bytes(queries, C::WARPGROUPS * QUERIES * 2);
 #pragma unroll
-    for (int w = 0; w < C::WARPGROUPS; w++)
-      tma_load(qs + w * (64 * C::D), q, queries, 0, rows.q0 + w * 64, 0, rows.h, rows.b);
+    for (int n = 0; n < C::WARPGROUPS * BLOCKS; n++)
+      tma_load(qs + n * QUERY_BLOCK, q, queries, n % BLOCKS * 64, rows.q0 + n / BLOCKS * 64, rows.h, rows.b);
     slot = 0;
     phase = 1;
     for (int step = 0; step < steps; step++) {  // in the order in which they are used
@@ -60,14 +65,12 @@ template <class C> struct FlashWgmma {
     wgmma_zero(scores);
     mbarrier_wait(full + used, phase);
     wgmma_fence();
-    uint64_t left = wgmma_descriptor<64>(qs + rows.at.subgroup / 4 * (64 * C::D));
+    uint64_t left = wgmma_descriptor<64>(qs + rows.at.subgroup / 4 * QUERIES);
     defined_here(left);  // or else registers would hold the descriptors of all products
     const uint64_t right = wgmma_descriptor<64>(ring + used * SIZE);
 #pragma unroll
-    for (int half = 0; half < HALVES; half++)
-#pragma unroll
-      for (int k = 0; k < 4; k++)
-        wgmma_k16(scores, left + half * (64 * 8) + 2 * k, right + half * (C::KEYS * 8) + 2 * k, ring);
+    for (int k = 0; k < STEPS; k++)
+      wgmma_k16(scores, left + k / 4 * (QUERY_BLOCK / 8) + k % 4 * 2, right + k / 4 * (BLOCK / 8) + k % 4 * 2, ring);
     wgmma_commit();
     advance();
     return used;
@@ -135,7 +138,7 @@ template <class C> struct FlashWgmma {
       const float total = frag_row_sum(rows.row_sum[r]);
       scale[r] = total > 0.0f ? 1.0f / total : 0.0f;
     }
-    T* const own = qs + warpgroup * (64 * C::D);
+    T* const own = qs + warpgroup * QUERIES;
 #pragma unroll
     for (int n = 0; n < C::D / 16; n++) {
       uint pairs[4];
@@ -144,12 +147,14 @@ template <class C> struct FlashWgmma {
         const float* const x = o[2 * n + i / 2].v + i % 2 * 2;
         pairs[i] = pack_pair(x[0] * scale[i % 2], x[1] * scale[i % 2], (T*)nullptr);
       }
-      stmatrix_x4(own + n / 4 * (64 * 64) + swizzle_128(row, n % 4 * 2 + (rows.at.lane >> 4)), pairs);
+      stmatrix_x4(own + n / 4 * QUERY_BLOCK + swizzle_128(row, n % 4 * 2 + (rows.at.lane >> 4)), pairs);
     }
     fence_async_shared();
     named_barrier(1 + warpgroup, 128);
     if (rows.at.tid % 128 == 0) {
-      tma_store(output, own, 0, rows.q0 + warpgroup * 64, 0, rows.h, rows.b);
+#pragma unroll
+      for (int n = 0; n < BLOCKS; n++)
+        tma_store(output, own + n * QUERY_BLOCK, n * 64, rows.q0 + warpgroup * 64, rows.h, rows.b);
       tma_store_commit();
       tma_store_wait_read();
     }

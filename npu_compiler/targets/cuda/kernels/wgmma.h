@@ -82,10 +82,18 @@ WGMMA_WIDTHS(u8s8, int, "k32.s32.u8.s8", "")  // the widths of sums of integers 
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #T "." #T " {" R "}, {" A "}, " B ", 1, 1, 1, 1;" \
                  : C() : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "l"(b));                                  \
   }
+WGMMA_REGISTERS(f16, 48, R24, C24, "%24, %25, %26, %27", "%28")
+WGMMA_REGISTERS(bf16, 48, R24, C24, "%24, %25, %26, %27", "%28")
 WGMMA_REGISTERS(f16, 64, R32, C32, "%32, %33, %34, %35", "%36")
 WGMMA_REGISTERS(bf16, 64, R32, C32, "%32, %33, %34, %35", "%36")
+WGMMA_REGISTERS(f16, 96, R48, C48, "%48, %49, %50, %51", "%52")
+WGMMA_REGISTERS(bf16, 96, R48, C48, "%48, %49, %50, %51", "%52")
 WGMMA_REGISTERS(f16, 128, R64, C64, "%64, %65, %66, %67", "%68")
 WGMMA_REGISTERS(bf16, 128, R64, C64, "%64, %65, %66, %67", "%68")
+WGMMA_REGISTERS(f16, 192, R96, C96, "%96, %97, %98, %99", "%100")
+WGMMA_REGISTERS(bf16, 192, R96, C96, "%96, %97, %98, %99", "%100")
+WGMMA_REGISTERS(f16, 256, R128, C128, "%128, %129, %130, %131", "%132")
+WGMMA_REGISTERS(bf16, 256, R128, C128, "%128, %129, %130, %131", "%132")
 #define WGMMA_LEFT(T, SUM, FORM, FLAGS, N, R, C, A, B, P)                                                           \
   INLINE void wgmma_k16(WgmmaC<N, SUM>& c, const FragA<T>& a, uint64_t b, int accumulate) {                         \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\n"                                                     \

@@ -5,8 +5,8 @@
 // Sources: Dao, "FlashAttention-2" (2023), https://arxiv.org/abs/2307.08691; Milakov and Gimelshein, "Online normalizer
 // calculation for softmax" (2018).
 //
-// Types of C: T, Mask. Constants: B H SQ SK; D, DV: elements of a key and of a value; HEADS_PER_KV: query heads of a
-// key/value head; the strides Q_B Q_H Q_S of the queries, K_*, V_*, O_* of the output, M_* (also M_D) of the mask;
+// Types of C: T, Mask. Constants: B H SQ SK; KEY_SIZE, VALUE_SIZE: elements of a key and of a value; D, DV: the same,
+// padded with zeros to whole products; HEADS_PER_KV: query heads of a key/value head; the strides Q_B Q_H Q_S of the queries, K_*, V_*, O_* of the output, M_* (also M_D) of the mask;
 // LIMIT: stride of the positions; THREADS: those that compute the range of keys. MASKED: there is a mask, boolean
 // (BOOLEAN) or added to the scores. TILED: a boolean mask is loaded in tiles with the keys. BY_POSITION: a query
 // attends to the keys up to its position. CAUSAL: up to its own row. LIMITED: keys beyond the largest position are not
@@ -171,7 +171,7 @@ template <class C> struct FlashRows {
       if (i >= C::SQ) continue;
       DEVICE T* const to = out + ((int64_t)b * C::O_B + (int64_t)h * C::O_H + (int64_t)i * C::O_S);
 #pragma unroll
-      for (int n = 0; n < C::DV / 8; n++) {
+      for (int n = 0; n < C::VALUE_SIZE / 8; n++) {
         const Vec<T, 2> pair = {{narrow<T>(o[n].v[2 * r] * scale), narrow<T>(o[n].v[2 * r + 1] * scale)}};
         *(DEVICE Vec<T, 2>*)(to + n * 8 + frag_column(at.lane, 2 * r)) = pair;
       }
@@ -190,14 +190,14 @@ template <class C> struct Flash {
   SMEM T* ks;  // [2, KEYS, LD]: two tiles
   SMEM T* vs;  // [2, KEYS, VALUE_LD]
 
-  // Copies ROWS rows of `width` elements, `pitch` elements apart, from row `first` of `count` on.
-  INLINE void copy_rows(SMEM T* to, DEVICE const T* base, int pitch, int first, int count, int width) {
+  // Copies ROWS rows of `size` elements, `pitch` elements apart, from row `first` of `count` on, padded to `width`.
+  INLINE void copy_rows(SMEM T* to, DEVICE const T* base, int pitch, int first, int count, int size, int width) {
     const int pieces = width / 8;
 #pragma unroll
     for (int c = rows.at.tid; c < C::ROWS * pieces; c += C::THREADS) {
       const int r = c / pieces, d = c % pieces * 8, i = first + r;
-      const bool ok = i < count;
-      copy_async16(to + r * (width + 8) + d, base + (int64_t)(ok ? i : 0) * pitch + d, ok);
+      const bool ok = i < count && d < size;
+      copy_async16(to + r * (width + 8) + d, base + (ok ? (int64_t)i * pitch + d : 0), ok);
     }
   }
 
@@ -214,8 +214,8 @@ template <class C> struct Flash {
 
   INLINE void copy_tile(int step, int slot) {
     const int64_t b = rows.b, hk = rows.hk;
-    copy_rows(ks + slot * SIZE, k + (b * C::K_B + hk * C::K_H), C::K_S, step * C::KEYS, C::SK, C::D);
-    copy_rows(vs + slot * VALUES, v + (b * C::V_B + hk * C::V_H), C::V_S, step * C::KEYS, C::SK, C::DV);
+    copy_rows(ks + slot * SIZE, k + (b * C::K_B + hk * C::K_H), C::K_S, step * C::KEYS, C::SK, C::KEY_SIZE, C::D);
+    copy_rows(vs + slot * VALUES, v + (b * C::V_B + hk * C::V_H), C::V_S, step * C::KEYS, C::SK, C::VALUE_SIZE, C::DV);
     if (C::TILED) copy_mask(step, slot);
   }
 
@@ -257,7 +257,7 @@ template <class C> struct Flash {
     rows.q0 = rows.tile * C::ROWS;
     rows.range();
     // the queries pass through the first tile of keys
-    copy_rows(ks, q + ((int64_t)rows.b * C::Q_B + (int64_t)rows.h * C::Q_H), C::Q_S, rows.q0, C::SQ, C::D);
+    copy_rows(ks, q + ((int64_t)rows.b * C::Q_B + (int64_t)rows.h * C::Q_H), C::Q_S, rows.q0, C::SQ, C::KEY_SIZE, C::D);
     copy_async_commit();
     copy_async_wait<0>();
     barrier();

@@ -9,7 +9,7 @@ from ....schedule.fold_position_masks import FOLD_POSITION_MASKS
 from ....schedule.horizontal_fusion import common_rewrites
 from ....schedule.rewrite import ScheduleRewrite
 from ....target_config import TargetConfig
-from ..kernels.flash import is_flash
+from ..kernels.flash import on_matrix_unit
 from ..lang.dialect import Dialect
 from .b2b_conv import b2b_conv
 from .decode_in_products import decode_in_products
@@ -36,7 +36,7 @@ def rewrites(config: TargetConfig, dialect: Dialect) -> tuple[ScheduleRewrite, .
     """Return the table of a SIMT target's rewrites."""
     return (
         *common_rewrites(config),
-        fold_cache_scales_if(lambda k: not is_flash(k, dialect)),
+        fold_cache_scales_if(lambda k: not on_matrix_unit(k, dialect)),
         FOLD_POSITION_MASKS,
         ScheduleRewrite(
             "fuse_decode_attention",

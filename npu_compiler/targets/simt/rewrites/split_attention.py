@@ -10,7 +10,7 @@ from ....schedule.anchors import Attention, CombineAttention
 from ....schedule.kernel import Kernel
 from ....schedule.schedule import Schedule
 from ..kernels.attention import MAX_ROWS, MAX_SPLIT_SIZE
-from ..kernels.flash import is_flash
+from ..kernels.flash import on_matrix_unit
 from ..lang.dialect import Dialect
 
 MIN_KEYS = 32  # of a part
@@ -26,7 +26,7 @@ def split_attention(schedule: Schedule, dialect: Dialect) -> None:
 def _splits(k: Attention, dialect: Dialect) -> int:
     q, keys = k.inputs[:2]
     size = k.outputs[0].shape[3]
-    if math.prod(k.outputs[0].shape) == 0 or size > MAX_SPLIT_SIZE or is_flash(k, dialect):
+    if math.prod(k.outputs[0].shape) == 0 or size > MAX_SPLIT_SIZE or on_matrix_unit(k, dialect):
         return 1
     b, h, sq, _ = q.shape
     workgroups = b * keys.shape[1] * -(-(h // keys.shape[1] * sq) // MAX_ROWS)
