@@ -203,6 +203,31 @@ def quantised_image(args: argparse.Namespace, name: str) -> dict[str, Any]:
     return {"rows": measured, "verdict": checked, "batch": BATCH, **ours.facts()}
 
 
+def denoised(args: argparse.Namespace, name: str) -> dict[str, Any]:
+    """Measure a model of ``gpu_denoisers``; PyTorch runs it in channels-last layout."""
+    import torch
+    from gpu_denoisers import DENOISERS, Positional, denoiser, tensors
+
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = True, False
+    model, inputs = denoiser(name)
+    weights = {k: v.contiguous() for k, v in model.state_dict().items()}
+    ours = Ours(args.work, f"{name}_{DENOISERS[name]}", weights)
+    held = tensors(inputs)
+    ours.bind("main", [t.numpy() for t in held])
+    theirs = Positional(model.cuda().to(memory_format=torch.channels_last), inputs)
+    given = tuple(t.cuda() for t in held)
+    found = ours.result(*(t.numpy() for t in held)), theirs(*given).double().cpu().numpy()
+    wide = Positional(copy.deepcopy(model).float(), inputs)
+    exact = wide(*(t.float() if t.is_floating_point() else t for t in given)).double().cpu().numpy()
+    checked = verdict(*(x.reshape(DENOISERS[name], -1) for x in (*found, exact)), top=1)
+    del wide
+    torch.cuda.empty_cache()
+
+    measured = compare(ours, theirs, given, args)
+    flops = sum(call.flops for call in ours.executor.entry.calls)
+    return {"rows": measured, "verdict": checked, "flops": flops, **ours.facts()}
+
+
 def cold_start(args: argparse.Namespace) -> dict[str, Any]:
     """Measure from the start of a process to the first token of a compiled Qwen2.5-1.5B with cached packed weights."""
     import safetensors.torch
@@ -260,6 +285,9 @@ PARTS: dict[str, tuple[Callable[..., dict[str, Any]], tuple[Any, ...], list[str]
         for batch in (1, 256)
     },
     **{f"{name}-256-int8": (quantised_image, (name,), [GRAPH, OVERHEAD]) for name in ("resnet50", "resnet18")},
+    "sd15unet-2": (denoised, ("sd15unet",), [GRAPH, OVERHEAD]),
+    "sdvae-1": (denoised, ("sdvae",), [GRAPH, OVERHEAD]),
+    "ditxl-8": (denoised, ("ditxl",), [GRAPH, OVERHEAD]),
     "cold-start": (cold_start, (), []),
 }
 READY = "ready to measure"
@@ -275,7 +303,7 @@ def measure_all(names: list[str], args: argparse.Namespace) -> None:
     for name in names:
         peers = PARTS[name][2] if args.peers is None else args.peers
         alone = AUTOTUNE in peers or name == "cold-start"
-        groups.setdefault(name if alone else PARTS[name][0] in (image, quantised_image), []).append(name)
+        groups.setdefault(name if alone else PARTS[name][0] in (image, quantised_image, denoised), []).append(name)
     for group in groups.values():
         children = {name: _child(name, args, len(group)) for name in group}
         waiting = {name: child for name, child in children.items() if _forward(child, READY)}

@@ -1,4 +1,5 @@
-"""The models of ``gpu.py``: Qwen2.5-1.5B and ResNets with random weights, as our programs and in plain PyTorch."""
+"""The models of ``gpu.py``: Qwen2.5-1.5B, ResNets and denoisers with random weights, as our programs and in plain
+PyTorch."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import gpu_int8
 import numpy as np
 import torch
 import torch.nn.functional as F
+from gpu_denoisers import DENOISERS, denoiser
 from llm_cpu import MODELS
 from torch import nn
 
@@ -34,7 +36,7 @@ def cache_length(position: int) -> int:
 # -- our programs --------------------------------------------------------------------------------------------------
 def programs(work: Path) -> dict[str, Path]:
     """Return the file of each program, by name."""
-    names = [f"qwen_{n}" for n in (SHORT, LONG)] + [f"{name}_{batch}" for name, batch in RESNETS]
+    names = [f"qwen_{n}" for n in (SHORT, LONG)] + [f"{name}_{batch}" for name, batch in (*RESNETS, *DENOISERS.items())]
     names += [f"qwen-{format}_{SHORT}" for format in FORMATS]
     return {name: work / f"{name}.npubin" for name in names}
 
@@ -66,6 +68,8 @@ def compile_missing(work: Path, parts: Collection[str]) -> None:
         if model.startswith("qwen"):
             compile_qwen(int(size), model.partition("-")[2]).save(path)
             save_manifest(qwen_manifest(int(size)), path)
+        elif model in DENOISERS:
+            compile_denoiser(model).save(path)
         else:
             compile_resnet(model, int(size)).save(path)
         print(f"{path}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
@@ -97,6 +101,14 @@ def compile_resnet(name: str, batch: int) -> Any:
 
     model = getattr(models, name)().half().eval()
     return npu_compiler.compile(npu_compiler.capture(model, (torch.zeros(batch, 3, 224, 224).half(),)), target="cuda")
+
+
+def compile_denoiser(name: str) -> Any:
+    """Compile a model of :mod:`gpu_denoisers`."""
+    import npu_compiler
+
+    model, inputs = denoiser(name)
+    return npu_compiler.compile(npu_compiler.capture(model, example_kwargs=inputs), target="cuda")
 
 
 def qwen_config() -> Any:

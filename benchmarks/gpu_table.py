@@ -10,7 +10,8 @@ from typing import Any
 
 OURS, EAGER, GRAPH = "npusim", "eager", "eager + CUDA graph"
 AUTOTUNE, OVERHEAD = "torch.compile max-autotune", "torch.compile reduce-overhead"
-ORDER = ("decode", "prefill", "resnet18", "resnet50")
+DENOISERS = {"sd15unet": "UNet of Stable Diffusion 1.5", "sdvae": "its decoder", "ditxl": "DiT-XL/2"}
+ORDER = ("decode", "prefill", "resnet18", "resnet50", *DENOISERS)
 
 
 @contextmanager
@@ -56,6 +57,8 @@ def _label(name: str) -> str:
         return f"Qwen2.5-1.5B, {stored}, one token at position {int(number):,}"
     if kind == "prefill":
         return f"Qwen2.5-1.5B, {stored}, a prompt of {number}"
+    if kind in DENOISERS:
+        return f"{DENOISERS[kind]}, float16, batch {number}"
     return f"{kind.replace('resnet', 'ResNet-')}, {format[0] if format else 'float16'}, batch {number}"
 
 
