@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...schedule.anchors import Attention
 from ...schedule.kernel import Operand
-from ..simt.kernels.flash import flash_sizes, has_tiles, mask_and_positions
+from ..simt.kernels.flash import flash_sizes, has_tiles, is_flash, mask_and_positions
 from ..simt.lang.dialect import SUBGROUP, Dialect
 from ..simt.lang.emission import Emission
 from ..simt.lang.function import Function, blocks
@@ -18,22 +18,29 @@ STORED = (64, 128)  # sizes of heads that threads store if TMA cannot
 
 
 def supports_attention(kernel: Attention, dialect: Dialect) -> bool:
-    """Whether :func:`emit_wgmma_flash` supports ``kernel``: heads of up to 256 elements, the same number in keys and
-    values, and no mask other than causality and positions."""
+    """Whether :func:`emit_wgmma_flash` supports ``kernel``, whose heads have up to 256 elements, as many in keys as in
+    values, and is the fastest kernel that does."""
     if not kernel.inputs[0].shape[2] or not has_tiles(kernel, dialect):
         return False
-    masked = len(kernel.inputs) > 3 and not kernel.by_position
     size, out = kernel.inputs[0].shape[3], kernel.outputs[0]
     fits = size == kernel.inputs[2].shape[3] <= max(WIDTHS) and kernel.splits == 1
     stored = out.strides[3] == 1 and (_is_aligned(out) or (size in STORED and not any(s % 2 for s in out.strides[:3])))
     rows = all(s > 0 for o in kernel.inputs[:3] for s, n in zip(o.strides, o.shape, strict=True) if n > 1)
-    return fits and stored and rows and not masked
+    pays = mask_and_positions(kernel)[0] is None or not is_flash(kernel, dialect) or _mask_pays(kernel)
+    return fits and stored and rows and pays
+
+
+def _mask_pays(kernel: Attention) -> bool:
+    """Whether a masked kernel is faster here than with ``flash.h``, which loads tiles of the mask: a mask that all
+    queries share is in the cache, and large heads are limited by products."""
+    keys, mask = kernel.inputs[1], kernel.inputs[3]
+    return mask.strides[2] == 0 or (keys.shape[3] > COLUMNS and keys.shape[2] >= WIDTHS[COLUMNS])
 
 
 def emit_wgmma_flash(kernel: Attention, dialect: Dialect) -> Emission:
     """Return the function of an ``attention`` kernel for which :func:`supports_attention`."""
     f, (q, k, v), out = Function(kernel, dialect, explicit_wait=True), kernel.inputs[:3], kernel.outputs[0]
-    (b, h, sq, d), positions = q.shape, mask_and_positions(kernel)[1]
+    (b, h, sq, d), (mask, positions) = q.shape, mask_and_positions(kernel)
     width = next(w for w in WIDTHS if w >= d)
     keys, columns = WIDTHS[width], blocks(width, COLUMNS) * COLUMNS
     warpgroups = 2 if blocks(sq, 128) * h * b >= dialect.device.compute_units else 1
@@ -50,9 +57,10 @@ def emit_wgmma_flash(kernel: Attention, dialect: Dialect) -> Emission:
     ]
     maps = [f.tile_map(n, _map(o, size)) for n, (o, size) in enumerate(((q, 64), (k, keys), (v, keys)))]
     maps.append(f.tile_map(~0, _map(out, 64)) if tma_store else maps[0])
-    operands = [f.pointer(positions) if positions is not None else "nullptr"]
+    operands = [f.pointer(n) if n is not None else "nullptr" for n in (mask, positions)]
     operands.append("nullptr" if tma_store else f.pointer(~0))
-    sizes = {**sizes, "D": width, "DV": width, "WARPGROUPS": warpgroups, "SLOTS": SLOTS, "TMA_STORE": tma_store}
+    sizes = {**sizes, "D": width, "DV": width, "TILED": False, "TMA_STORE": tma_store}
+    sizes = {**sizes, "WARPGROUPS": warpgroups, "SLOTS": SLOTS}
     f.template("flash_wgmma", "flash_wgmma.h", types, sizes, *maps, *operands, *arrays)
     return f.finish(blocks(sq, rows) * h * b, threads)
 

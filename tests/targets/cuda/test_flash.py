@@ -63,6 +63,16 @@ def test_results_leave_as_tiles(d: int) -> None:
     assert "flash_wgmma<" in kernels and "TMA_STORE = true" in kernels
 
 
+@cuda_gpu.compiles()
+@pytest.mark.parametrize(
+    ("d", "rows", "kernel"), [(64, 1, "flash_wgmma<"), (64, 70, "flash<"), (256, 70, "flash_wgmma<")]
+)
+def test_masks_take_the_faster_kernel(d: int, rows: int, kernel: str) -> None:
+    args = (*(x.half() for x in operands(70, 150, d, d)), torch.randn(2, 1, rows, 150))
+    kernels = npu_compiler.compile(capture(Masked(), args), target="cuda:sm_90").sources["kernels.cu"]
+    assert kernel in kernels and "MASKED = true" in kernels
+
+
 @pytest.mark.cuda
 @pytest.mark.skipif(bool(cuda_gpu.reason()), reason=cuda_gpu.reason() or "there is a GPU")
 @pytest.mark.parametrize("causal", [False, True])
@@ -76,7 +86,8 @@ def test_it_passes_the_gate(d: int, dv: int, causal: bool) -> None:
 
 @pytest.mark.cuda
 @pytest.mark.skipif(bool(cuda_gpu.reason()), reason=cuda_gpu.reason() or "there is a GPU")
-@pytest.mark.parametrize("d", [40, 72, 160])
-def test_masked_heads_of_other_sizes_pass_the_gate(d: int) -> None:
-    run = (*operands(70, 90, d, d), torch.randn(70, 90))
+@pytest.mark.parametrize("rows", [1, 70])
+@pytest.mark.parametrize("d", [40, 72, 128, 256])
+def test_masked_heads_pass_the_gate(d: int, rows: int) -> None:
+    run = (*operands(70, 150, d, d), torch.randn(2, 1, rows, 150))
     expect(Masked(), [run], "float16").check(compile_and_run(Masked(), [run], "float16", cuda_gpu.backend()))

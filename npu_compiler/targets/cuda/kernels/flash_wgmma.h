@@ -165,8 +165,8 @@ template <class C> struct FlashWgmma {
 // TMA_STORE; otherwise threads store to `out`.
 template <class C>
 INLINE void flash_wgmma(
-    const TensorMap& q, const TensorMap& k, const TensorMap& v, const TensorMap& output, const int64_t* positions,
-    typename C::T* out, typename C::T* ring, typename C::T* qs, int64_t* barriers, int* limit, Thread at) {
+    const TensorMap& q, const TensorMap& k, const TensorMap& v, const TensorMap& output, const typename C::Mask* mask,
+    const int64_t* positions, typename C::T* out, typename C::T* ring, typename C::T* qs, int64_t* barriers, int* limit, Thread at) {
   FlashWgmma<C> f;
   const int tiles = (C::SQ + C::ROWS - 1) / C::ROWS, heads = C::H * C::B;
   f.rows.tile = tiles - 1 - at.workgroup / heads;  // tiles with the most keys first
@@ -174,6 +174,7 @@ INLINE void flash_wgmma(
   f.rows.b = at.workgroup % heads / C::H;
   f.rows.hk = f.rows.h / C::HEADS_PER_KV;
   f.rows.q0 = f.rows.tile * C::ROWS;
+  f.rows.mask = mask;
   f.rows.positions = positions;
   f.rows.limit = limit;
   f.rows.at = at;
