@@ -32,6 +32,7 @@ pages: $(VENV)/test.stamp
 	$(BIN)/npusim ops --markdown > docs/operators.md
 	$(BIN)/npusim doctor --markdown > docs/environment.md
 	$(BIN)/python benchmarks/coverage.py --table
+	$(BIN)/python tools/rewrites_table.py
 	$(BIN)/python tools/korean_pages.py
 
 # The documentation in site/, in English and Korean; `mkdocs serve` shows it while you write.

@@ -51,6 +51,6 @@ def _compares_positions(k: Loops, mask: Operand, positions: Operand) -> bool:
 
 FOLD_POSITION_MASKS = ScheduleRewrite(
     "fold_position_masks",
-    "attention compares positions itself if its mask is only such a comparison",
+    "attention compares positions itself if its mask is such a comparison",
     fold_position_masks,
 )

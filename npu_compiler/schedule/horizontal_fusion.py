@@ -26,12 +26,12 @@ def common_rewrites(config: TargetConfig) -> tuple[ScheduleRewrite, ...]:
     return (
         ScheduleRewrite(
             "fuse_prologue",
-            "compute a row norm inside the products of few rows that read it",
+            "a row norm joins the products of few rows that read it",
             partial(fuse_prologues, max_rows=config.prologue_rows),
         ),
         ScheduleRewrite(
             "horizontal_fusion",
-            "run small loop nests that access different data in one launch",
+            "small loop nests that access different data share a launch",
             partial(fuse_horizontally, max_points=config.bundle_points if config.bundles else -1),
         ),
     )

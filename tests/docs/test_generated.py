@@ -116,6 +116,12 @@ def test_the_table_of_operators_is_that_of_the_registry() -> None:
     assert page.rstrip() == operators_markdown().rstrip(), "npusim ops --markdown > docs/operators.md"
 
 
+def test_the_table_of_rewrites_is_that_of_the_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = script("tools", "rewrites_table", monkeypatch)
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert f"{module.START}{module.table()}{module.END}" in page, "python tools/rewrites_table.py"
+
+
 @pytest.mark.parametrize("name", ["api", "environment", "models", "names", "operators"])
 def test_korean_pages_of_the_script_follow_the_english_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (ROOT / "docs" / f"{name}.ko.md").read_text(encoding="utf-8")

@@ -10,6 +10,7 @@ from ....schedule.anchors import B2bConv2d, Conv2d, DualConv2d
 from ....schedule.kernel import Kernel
 from ....schedule.schedule import Schedule
 from ..lang.dialect import Dialect
+from .dialect_rewrite import DialectRewrite
 
 
 def b2b_conv(schedule: Schedule, dialect: Dialect) -> None:
@@ -24,6 +25,13 @@ def b2b_conv(schedule: Schedule, dialect: Dialect) -> None:
             if dialect.special_for(fused) is not None:
                 schedule.kernels = [fused if x is first else x for x in schedule.kernels if x is not second]
                 break
+
+
+REWRITE = DialectRewrite(
+    "b2b_conv",
+    "a 1x1 convolution joins the kernel of the convolution whose results it reads",
+    b2b_conv,
+)
 
 
 def _readers(schedule: Schedule, first: Kernel) -> list[Conv2d]:

@@ -9,6 +9,7 @@ from ....schedule.anchors import Gemm
 from ....schedule.kernel import Kernel, Unpack
 from ....schedule.schedule import Schedule
 from ..lang.dialect import Dialect
+from .dialect_rewrite import DialectRewrite
 
 
 def decode_in_products(schedule: Schedule, dialect: Dialect) -> None:
@@ -20,6 +21,13 @@ def decode_in_products(schedule: Schedule, dialect: Dialect) -> None:
         if decoding and None not in decoding:
             new: dict[Kernel, Kernel | None] = {unpack: None, **dict(zip(readers, decoding, strict=True))}
             schedule.kernels = [r for k in schedule.kernels if (r := new.get(k, k)) is not None]
+
+
+REWRITE = DialectRewrite(
+    "decode_in_products",
+    "products of a medium number of rows decode their weights themselves",
+    decode_in_products,
+)
 
 
 def _decoding(k: Kernel, unpack: Unpack, dialect: Dialect) -> Gemm | None:

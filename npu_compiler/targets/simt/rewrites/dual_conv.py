@@ -13,6 +13,7 @@ from ....schedule.anchors import Conv2d, DualConv2d
 from ....schedule.kernel import Operand, recast
 from ....schedule.schedule import Schedule
 from ..lang.dialect import Dialect
+from .dialect_rewrite import DialectRewrite
 from .producers import only_producer
 
 
@@ -25,6 +26,13 @@ def dual_conv(schedule: Schedule, dialect: Dialect) -> None:
             if producer is not None and pair is not None and dialect.special_for(pair) is not None:
                 schedule.kernels = [pair if x is k else x for x in schedule.kernels if x is not producer]
                 break
+
+
+REWRITE = DialectRewrite(
+    "dual_conv",
+    "a convolution joins the kernel of another one if its result is only the residual of that one",
+    dual_conv,
+)
 
 
 def _residuals(k: Conv2d) -> list[int]:

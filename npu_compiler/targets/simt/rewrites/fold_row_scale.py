@@ -13,6 +13,7 @@ from ....schedule.anchors import Gemm
 from ....schedule.kernel import Operand
 from ....schedule.schedule import Schedule
 from ..lang.dialect import Dialect
+from .dialect_rewrite import DialectRewrite
 
 
 def fold_row_scale(schedule: Schedule, dialect: Dialect) -> None:
@@ -20,6 +21,13 @@ def fold_row_scale(schedule: Schedule, dialect: Dialect) -> None:
     input, if their kernel scales rows."""
     products = [k for k in schedule.kernels if isinstance(k, Gemm) and k.row_scale is None]
     schedule.rewrite({k: (new,) for k in products if (new := _folded(k, dialect)) is not None})
+
+
+REWRITE = DialectRewrite(
+    "fold_row_scale",
+    "a factor of each row of a product is applied before its epilogue",
+    fold_row_scale,
+)
 
 
 def _folded(k: Gemm, dialect: Dialect) -> Gemm | None:

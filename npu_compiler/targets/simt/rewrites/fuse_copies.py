@@ -13,6 +13,7 @@ from dataclasses import replace
 from ....graph import expr
 from ....graph.expr import Expr
 from ....schedule.kernel import Loops, Operand, Stage
+from ....schedule.rewrite import ScheduleRewrite
 from ....schedule.schedule import Schedule
 from .producers import only_producer
 
@@ -27,6 +28,13 @@ def fuse_copies(schedule: Schedule) -> None:
             fused, source = found
             schedule.rewrite({copy: (fused,), source: ()})
             copy = fused
+
+
+REWRITE = ScheduleRewrite(
+    "fuse_copies",
+    "a copy, for example of an image, computes its source instead of reading it",
+    fuse_copies,
+)
 
 
 def _fused(schedule: Schedule, copy: Loops) -> tuple[Loops, Loops] | None:

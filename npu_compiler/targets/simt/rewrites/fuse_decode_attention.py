@@ -12,6 +12,7 @@ from ....schedule.schedule import Schedule
 from ..kernels.attention_decode import PAD, STATE, splits_of, supports_step
 from ..kernels.loops import is_pointwise
 from ..lang.dialect import Dialect
+from .dialect_rewrite import DialectRewrite
 from .producers import only_producer
 
 GRID_BARRIERS = "grid_barriers"  # the buffer of the grid barriers' states, zero before a program's first run
@@ -28,6 +29,13 @@ def fuse_decode_attention(schedule: Schedule, dialect: Dialect) -> None:
         if grid_barriers is None or grid_barriers.shape[0] < heads:
             grid_barriers = schedule.memory("int32", (heads, STATE), GRID_BARRIERS, persistent=True)
         _fuse(schedule, k, grid_barriers, dialect)
+
+
+REWRITE = DialectRewrite(
+    "fuse_decode_attention",
+    "rotary embeddings, cache updates and the combination of partial results join a decode step's attention",
+    fuse_decode_attention,
+)
 
 
 def _fuse(schedule: Schedule, k: Attention, grid_barriers: Operand, dialect: Dialect) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from ....schedule.kernel import Kernel, Unpack
 from ....schedule.schedule import Schedule
 from ..lang.dialect import Dialect
+from .dialect_rewrite import DialectRewrite
 
 WINDOW = 3  # products back at most: decoded weights take memory until they are used
 
@@ -36,6 +37,13 @@ def hoist_unpack(schedule: Schedule, dialect: Dialect) -> None:
             schedule.kernels.append(k)
         if k in behind:
             schedule.kernels.append(replace(behind[k], early=True))
+
+
+REWRITE = DialectRewrite(
+    "hoist_unpack",
+    "a kernel decodes weights to elements while an earlier product runs",
+    hoist_unpack,
+)
 
 
 def _reads(kernel: Kernel, unpack: Unpack) -> bool:

@@ -12,6 +12,7 @@ from ....schedule.schedule import Schedule
 from ..kernels.gemv import supports_prologue
 from ..kernels.loops import shares_launch
 from ..lang.dialect import Dialect
+from .dialect_rewrite import DialectRewrite
 
 
 def legalize(schedule: Schedule, dialect: Dialect) -> None:
@@ -24,6 +25,14 @@ def legalize(schedule: Schedule, dialect: Dialect) -> None:
         elif isinstance(k, Gemm) and k.prologue is not None and not supports_prologue(k, dialect):
             new[k] = [*_apart(schedule, k)]
     schedule.rewrite(new)
+
+
+REWRITE = DialectRewrite(
+    "legalize",
+    "fused loops and prologues that a GPU kernel cannot run become kernels of their own",
+    legalize,
+    required="the GPU targets have no kernels for the fused forms",
+)
 
 
 def _unfused(k: FusedLoops, dialect: Dialect) -> list[Kernel]:

@@ -11,6 +11,7 @@ from ....schedule.anchors import Conv2d, PooledConv2d
 from ....schedule.kernel import Loops
 from ....schedule.schedule import Schedule
 from ..lang.dialect import Dialect
+from .dialect_rewrite import DialectRewrite
 from .producers import only_producer
 
 
@@ -22,6 +23,13 @@ def pooled_conv(schedule: Schedule, dialect: Dialect) -> None:
         if fused is not None and dialect.special_for(fused[1]) is not None:
             conv, kernel = fused
             schedule.kernels = [kernel if x is pool else x for x in schedule.kernels if x is not conv]
+
+
+REWRITE = DialectRewrite(
+    "pooled_conv",
+    "a convolution joins the kernel that pools its result, if nothing else reads it",
+    pooled_conv,
+)
 
 
 def _fused(schedule: Schedule, pool: Loops) -> tuple[Conv2d, PooledConv2d] | None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from ....graph import expr
 from ....graph.expr import Expr
 from ....schedule.kernel import Kernel, LoopBody, Loops, Operand, ScatterUpdates, Stage, recast
+from ....schedule.rewrite import ScheduleRewrite
 from ....schedule.schedule import Schedule
 from ...codegen.nest import build_nest
 from ..kernels.scatter import stores_rows
@@ -28,6 +29,13 @@ def scatter_latest(schedule: Schedule) -> None:
             if copy is not None:
                 new[copy] = []
     schedule.rewrite(new)
+
+
+REWRITE = ScheduleRewrite(
+    "scatter_latest",
+    "if several updates may write one element, the last one is found first, and only that one is stored",
+    scatter_latest,
+)
 
 
 def _overwrites(k: Loops) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from ....graph import expr
 from ....graph.expr import Expr
 from ....schedule.kernel import Kernel, LoopBody, Loops, Operand, ScatterResult, ScatterUpdates, Stage, recast
+from ....schedule.rewrite import ScheduleRewrite
 from ....schedule.schedule import Schedule
 from ...codegen.nest import build_nest
 from ..kernels.scatter import count_updates
@@ -29,6 +30,13 @@ def scatter_sums(schedule: Schedule) -> None:
                 new[copy] = []
                 new[k] = [*first, replace(result, inputs=(*result.inputs[:2], copy.inputs[0]))]
     schedule.rewrite(new)
+
+
+REWRITE = ScheduleRewrite(
+    "scatter_sums",
+    "threads add scattered updates in any order, with exact arithmetic",
+    scatter_sums,
+)
 
 
 def copy_before(kernels: Sequence[Kernel], out: Operand) -> Loops | None:

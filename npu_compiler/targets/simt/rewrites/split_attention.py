@@ -12,6 +12,7 @@ from ....schedule.schedule import Schedule
 from ..kernels.attention import MAX_ROWS, MAX_SPLIT_SIZE
 from ..kernels.flash import on_matrix_unit
 from ..lang.dialect import Dialect
+from .dialect_rewrite import DialectRewrite
 
 MIN_KEYS = 32  # of a part
 MAX_SPLITS = 128
@@ -21,6 +22,13 @@ def split_attention(schedule: Schedule, dialect: Dialect) -> None:
     """Split the keys into parts if the queries alone would leave most compute units idle."""
     kernels = [k for k in schedule.kernels if isinstance(k, Attention)]
     schedule.rewrite({k: _split(schedule, k, splits) for k in kernels if (splits := _splits(k, dialect)) > 1})
+
+
+REWRITE = DialectRewrite(
+    "split_attention",
+    "workgroups share the keys if there are few queries (flash decoding)",
+    split_attention,
+)
 
 
 def _splits(k: Attention, dialect: Dialect) -> int:

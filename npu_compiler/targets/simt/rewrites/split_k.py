@@ -12,6 +12,7 @@ from ....schedule.schedule import Schedule
 from ..kernels.gemm import WGMMA_ROWS, product_of, uses_matrix_unit
 from ..kernels.gemv import is_gemv
 from ..lang.dialect import Dialect
+from .dialect_rewrite import DialectRewrite
 
 MIN_TERMS = 256  # of a part of a sum
 MAX_SPLITS, MAX_SIMPLE_SPLITS = 16, 64
@@ -24,6 +25,9 @@ def split_k(schedule: Schedule, dialect: Dialect) -> None:
     result, in order, and applies the epilogue."""
     products = [k for k in schedule.kernels if isinstance(k, Gemm | Conv2d)]
     schedule.rewrite({k: _split(schedule, k, splits) for k in products if (splits := _splits(k, dialect)) > 1})
+
+
+REWRITE = DialectRewrite("split_k", "workgroups share long sums with few results (split-K)", split_k)
 
 
 def _splits(k: Gemm | Conv2d, dialect: Dialect) -> int:

@@ -14,6 +14,7 @@ from ....schedule.schedule import Schedule
 from ...codegen.nest import identity_element
 from ..kernels.loops import VECTOR_REDUCTION, VECTOR_ROWS, columns_at_once
 from ..lang.dialect import Dialect
+from .dialect_rewrite import DialectRewrite
 
 MIN_POINTS = 1 << 12  # of a part
 # Columns of a large matrix, whose sums would keep too few threads busy, have parts that a thread reduces for a vector
@@ -29,6 +30,13 @@ def split_reduction(schedule: Schedule, dialect: Dialect) -> None:
     loops = [k for k in schedule.kernels if isinstance(k, Loops)]
     passes = {k: _passes(schedule, k, compute_units) for k in loops}
     schedule.rewrite({k: [s for p in made for s in _split(schedule, p, compute_units)] for k, made in passes.items()})
+
+
+REWRITE = DialectRewrite(
+    "split_reduction",
+    "workgroups share the reduction of few long rows, and threads that of the columns of a large matrix",
+    split_reduction,
+)
 
 
 def _passes(schedule: Schedule, k: Loops, compute_units: int) -> list[Loops]:

@@ -17,6 +17,7 @@ from ....schedule.kernel import Kernel, Loops, Operand, Stage
 from ....schedule.schedule import Schedule
 from ..kernels.gemm import product_of
 from ..lang.dialect import Dialect
+from .dialect_rewrite import DialectRewrite
 
 TYPES = ("bfloat16",)  # x * w could overflow float16
 
@@ -46,6 +47,13 @@ def split_rms_norm(schedule: Schedule, dialect: Dialect) -> None:
         tiles = _column_tiles(producer, dialect) if _makes(producer, x, schedule) else 0
         if tiles:
             _divide(schedule, norm, found, producer, products, tiles)
+
+
+REWRITE = DialectRewrite(
+    "split_rms_norm",
+    "a row norm between two products is computed in their epilogues",
+    split_rms_norm,
+)
 
 
 def _row_norm(k: Loops) -> _Norm | None:

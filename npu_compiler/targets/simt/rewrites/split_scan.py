@@ -8,12 +8,16 @@ from ....schedule.kernel import Kernel, Scan, ScanTotals, recast
 from ....schedule.schedule import Schedule
 from ..kernels.scans import scan_sizes, section_of, total_dtype
 from ..lang.dialect import Dialect
+from .dialect_rewrite import DialectRewrite
 
 
 def split_scan(schedule: Schedule, dialect: Dialect) -> None:
     """Split scans of few long rows into two kernels: one reduces each section of a row, the other one scans each
     section from the reduction of those before it."""
     schedule.rewrite({k: _split(schedule, k, dialect) for k in schedule.kernels if isinstance(k, Scan)})
+
+
+REWRITE = DialectRewrite("split_scan", "workgroups scan sections of few long rows (reduce-then-scan)", split_scan)
 
 
 def _split(schedule: Schedule, k: Scan, dialect: Dialect) -> list[Kernel]:

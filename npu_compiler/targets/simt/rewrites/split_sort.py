@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from ....schedule.kernel import Kernel, MergeRuns, Operand, Sort, recast
+from ....schedule.rewrite import ScheduleRewrite
 from ....schedule.schedule import Schedule
 from ..kernels.sorts import row_length, section_of, selects_topk
 from ..lang.function import blocks
@@ -15,6 +16,9 @@ def split_sort(schedule: Schedule) -> None:
     """Replace sorts of long rows by a sort of their sections and merges of neighbouring runs, until one run is left. A
     run keeps only as many elements as the result has."""
     schedule.rewrite({k: _split(schedule, k) for k in schedule.kernels if isinstance(k, Sort)})
+
+
+REWRITE = ScheduleRewrite("split_sort", "long rows are sorted in sections, which are merged", split_sort)
 
 
 def _split(schedule: Schedule, k: Sort) -> list[Kernel]:

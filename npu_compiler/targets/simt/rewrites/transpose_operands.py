@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from ....schedule.anchors import Gemm
 from ....schedule.kernel import Kernel, Loops
+from ....schedule.rewrite import ScheduleRewrite
 from ....schedule.schedule import Schedule
 
 
@@ -16,6 +17,13 @@ def transpose_operands(schedule: Schedule) -> None:
     """Put a copy with contiguous columns between a product of 8-bit integers and a right operand without."""
     found = [k for k in schedule.kernels if isinstance(k, Gemm) and k.inputs[0].dtype == "uint8" and k.n_major]
     schedule.rewrite({k: _two(schedule, k) for k in found})
+
+
+REWRITE = ScheduleRewrite(
+    "transpose_operands",
+    "right operands of 8 bits that are computed at run time are transposed, so that the terms of a sum are neighbours",
+    transpose_operands,
+)
 
 
 def _two(schedule: Schedule, k: Gemm) -> tuple[Kernel, Gemm]:

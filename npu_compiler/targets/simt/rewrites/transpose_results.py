@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from ....schedule.anchors import Contraction, Conv2d, DepthwiseConv2d, Gemm
 from ....schedule.kernel import Kernel, Loops
+from ....schedule.rewrite import ScheduleRewrite
 from ....schedule.schedule import Schedule
 from ..kernels import transposed
 
@@ -19,6 +20,13 @@ def transpose_results(schedule: Schedule) -> None:
     """Replace large contractions that store columns of results by two kernels each."""
     found = [k for k in schedule.kernels if isinstance(k, Gemm | Conv2d | DepthwiseConv2d) and _stores_columns(k)]
     schedule.rewrite({k: _two(schedule, k) for k in found})
+
+
+REWRITE = ScheduleRewrite(
+    "transpose_results",
+    "results of products and convolutions that are not rows in memory are stored as rows and then transposed",
+    transpose_results,
+)
 
 
 def _stores_columns(k: Contraction) -> bool:
