@@ -96,10 +96,10 @@ class TargetConfig:
 
     Attributes:
         panel: output columns of one packed weight panel, the N width of a matmul or convolution micro-kernel. 0:
-            weights are not packed, each row of them is an output column, and right operands that are computed at run
-            time are read in place.
+            see :attr:`packs_weights`.
         vector_lanes: float32 lanes of a vector in its generated loop nests; 0: threads compute elements. With vectors,
-            convolutions of few terms may become loop nests (``short_convolutions.py``).
+            convolutions of few terms may become loop nests (``short_convolutions.py``), and epilogues keep the last
+            dim of their result contiguous (``destination_passing.py``).
         buffer_align: byte alignment of every buffer, in the arena and outside.
         dtypes: the element types that the target can hold.
         max_rank: the maximum rank of a tensor.
@@ -154,6 +154,12 @@ class TargetConfig:
     activations: str | None = None
     speed_over_memory: bool = False
     device: Device | None = None
+
+    @property
+    def packs_weights(self) -> bool:
+        """Whether right operands of products and filters are packed into panels, by a kernel if they are computed at
+        run time. Otherwise each row of a weight is an output column, and operands are read in place."""
+        return self.panel > 0
 
     @property
     def pair_width(self) -> int:

@@ -66,7 +66,7 @@ def _packs_filters(node: Node, config: TargetConfig) -> bool:
     x, w = node.inputs
     paired = x.dtype in config.pair_dtypes and w.shape[3] % 2 > 0
     depthwise = w.shape[3] == 1 and w.shape[0] == x.shape[3]
-    return bool(config.panel and dtypes.is_float(x.dtype) and w.numel and not paired and not depthwise)
+    return config.packs_weights and dtypes.is_float(x.dtype) and w.numel > 0 and not paired and not depthwise
 
 
 def _reduce(graph: Graph, node: Node) -> Value:

@@ -76,7 +76,7 @@ class Contractions(Operands):
     ) -> None:
         """Add a kernel of class ``kind`` with its ``own`` fields and the epilogue of the group."""
         e, inputs, value = self._epilogue(group, fixed)
-        out = self._allocate(value, made, group.anchor.label, vectors=self.config.panel > 0)
+        out = self._allocate(value, made, group.anchor.label, vectors=self.config.vector_lanes > 0)
         if kind in (Gemm, Conv2d):
             own["tf32"] = self.config.float32_precision == "tf32" and fixed[0].dtype == "float32"
         own |= {"epilogue": e, "sources": group.sources, "flops": flops}
@@ -157,7 +157,7 @@ class Contractions(Operands):
         flops = 2 * node.out.numel * k * len(group.anchors)
         batch = math.prod(node.out.shape[:-2])
         order = self._element_order(a.dtype)
-        if not self.config.panel:
+        if not self.config.packs_weights:
             self._strided_matmul(group, made, flops, batch)
             return
         if b in self.static and math.prod(b.shape[:-2]) == 1:

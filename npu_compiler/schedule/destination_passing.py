@@ -114,10 +114,9 @@ def wanted_order(value: Value, users: list[Node], vectors: bool) -> tuple[int, .
 
 def shared_tables(graph: Graph, groups: Sequence[Group], static: set[Value], panel: int) -> dict[Value, Value]:
     """Return tables whose rows are looked up and whose transpose is the right operand of a product (a tied embedding),
-    each with that operand. Only the packed operand has to be kept: a few rows can be read from it as well."""
+    each with that operand in panels of ``panel`` columns. Only the packed operand has to be kept: a few rows can be
+    read from it as well."""
     found: dict[Value, Value] = {}
-    if not panel:  # the target packs no panels
-        return found
     users = graph.users()
     for group in groups:
         matrix = group.anchor.inputs[1] if group.anchor.op == "matmul" and len(group.anchors) == 1 else None

@@ -136,7 +136,7 @@ class Operands:
         raise CompileError(f"internal error: {v!r} is read before it is computed")
 
     def _weight(self, v: Value) -> Operand:
-        if not self.config.panel and (same := self._same_bytes(v)) is not None:
+        if not self.config.packs_weights and (same := self._same_bytes(v)) is not None:
             self.place[v] = same
             return same
         name = self._unique(main_weight(v))
@@ -172,9 +172,9 @@ class Operands:
     def packed_weight(self, key: Hashable, w: Value, layout: Layout | str) -> Operand:
         """Return ``w`` [G, K, T, C] in the order in which the target's micro-kernel reads it. ``key``: the weights that
         it is made of; equal ones are packed once."""
-        name, panel = (layout, self.config.panel) if isinstance(layout, str) else (layout.name, layout.panel)
-        if not panel:
+        if isinstance(layout, str) and not self.config.packs_weights:
             return self.operand(w)
+        name, panel = (layout, self.config.panel) if isinstance(layout, str) else (layout.name, layout.panel)
         if key not in self.packed:
             spec = packed_spec(name, w.shape, w.dtype, panel)
             node = self.graph.add("pack", [w], [spec], panel=panel, layout=name)

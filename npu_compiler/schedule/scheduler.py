@@ -47,7 +47,8 @@ class Scheduler(Contractions):
             elif node.op == "state":
                 self._put(node.out, self._buffer("state", node.out.dtype, node.out.shape, node.attrs["key"]))
         self.wanted = destinations(graph, self.static)
-        tables = shared_tables(graph, self.groups, self.static, self.config.panel)
+        packs, panel = self.config.packs_weights, self.config.panel
+        tables = shared_tables(graph, self.groups, self.static, panel) if packs else {}
         self.tables = {t: m for t, m in tables.items() if self._format_layout(m) is None}
         made: dict[str, Buffer] = {}
         for group in self.groups:
