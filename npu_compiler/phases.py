@@ -40,7 +40,7 @@ from .schedule.rewrite import ScheduleRewrite
 from .schedule.schedule import Schedule
 from .schedule.scheduler import Scheduler
 from .support.errors import Reason
-from .target_config import TargetConfig
+from .target_config import CompileChoices, TargetConfig
 from .targets import get_target
 from .weights.format import BlockFormat, WeightFormats
 
@@ -99,6 +99,7 @@ class State:
     recipes: list[tuple[str, Value]] = field(default_factory=list)  # load-time values, by weight buffer
     program: CompiledProgram | None = None
     entry: str = "main"
+    choices: CompileChoices = field(default_factory=CompileChoices)
     weights: WeightFormats = field(default_factory=WeightFormats)
     one_row: frozenset[str] = frozenset()  # keys of weights that products of one row read, in any entry point
     after_rewrite: Callable[[int, ScheduleRewrite, bool], bool] | None = None  # see run_rewrites
@@ -144,7 +145,7 @@ def run_fold(s: State) -> None:
     s.run_pass("fold_batch_norm", fold.fold_batch_norm)
     if any(isinstance(format, BlockFormat) for format in s.weights):
         s.run_pass("compress_weights", lambda graph: quantize.quantize_weights(graph, s.weights, s.config.panel))
-    if s.config.activations is not None:
+    if s.choices.activations is not None:
         s.run_pass("quantize_activations", lambda graph: quantize_activations.quantize_activations(graph, s.config))
 
 
@@ -174,7 +175,7 @@ def run_schedule(s: State) -> None:
     winograd = get_target(s.config).winograd if "winograd" not in s.disable else lambda node: None
     lossless = s.weights.default if "compress_weights" not in s.disable else None
     in_pieces = get_target(s.config).in_pieces if "pieces" not in s.disable else lambda node: False
-    scheduler = Scheduler(s.graph, s.groups, s.config, winograd, lossless, s.one_row, in_pieces)
+    scheduler = Scheduler(s.graph, s.groups, s.config, s.choices, winograd, lossless, s.one_row, in_pieces)
     s.schedule = scheduler.run()
     s.recipes = scheduler.recipes
 

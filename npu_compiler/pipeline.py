@@ -39,9 +39,9 @@ from .schedule.kernel import Loops, Operand
 from .schedule.memory_planner import plan_memory
 from .schedule.rewrite import ScheduleRewrite
 from .support import env, log, progress
-from .support.dtypes import ACTIVATIONS, DTYPES, storage_dtype
+from .support.dtypes import DTYPES, storage_dtype
 from .support.errors import CompileError, ConfigError
-from .target_config import TargetConfig, devices, target_config, target_names, with_float32_precision
+from .target_config import CompileChoices, TargetConfig, devices, target_config, target_names
 from .targets import get_target
 from .weights.bytes import FP8
 from .weights.format import WeightFormats, Weights, known_formats, weight_format
@@ -67,7 +67,7 @@ def _rewrite(s: State) -> None:
         return
     if s.refused_kernels() and s.ir is not None:
         disable = fusions(s.config) | set(s.disable)
-        plain = State(s.ir, s.config, s.dtype, disable, weights=s.weights, one_row=s.one_row)
+        plain = State(s.ir, s.config, s.dtype, disable, choices=s.choices, weights=s.weights, one_row=s.one_row)
         for f in (_lower, run_normalise, run_layout, run_fold, run_fuse, run_schedule, run_rewrites):
             f(plain)
         s.graph, s.groups, s.schedule, s.recipes = plain.graph, plain.groups, plain.schedule, plain.recipes
@@ -151,28 +151,21 @@ def _state(
     dump: Path | None = None,
 ) -> State:
     """Return the state before the first phase. Raises ``ConfigError`` for options that do not fit the target."""
-    config = _config(target, float32_precision, speed_over_memory, activations)
+    config, choices = target_config(target), CompileChoices(float32_precision, activations, speed_over_memory)
+    choices.check(config)
     kind = None if dtype is None else storage_dtype(dtype)
-    off, formats = _switches(disable, target), _formats(weights, config)
-    return State(ir, config, kind, off, entry=entry, weights=formats, dump=dump or env.dump_dir())
+    off, formats = _switches(disable, target), _formats(weights, config, activations)
+    dump = dump or env.dump_dir()
+    return State(ir, config, kind, off, entry=entry, choices=choices, weights=formats, dump=dump)
 
 
-def _config(
-    target: str, float32_precision: str, speed_over_memory: bool = False, activations: str | None = None
-) -> TargetConfig:
-    config = with_float32_precision(target_config(target), float32_precision)
-    if activations not in (None, *ACTIVATIONS):
-        raise ConfigError(f"activations={activations!r}: they can be quantised to {', '.join(ACTIVATIONS)}, or None")
-    return replace(config, speed_over_memory=speed_over_memory, activations=activations)
-
-
-def _formats(weights: Weights, config: TargetConfig) -> WeightFormats:
+def _formats(weights: Weights, config: TargetConfig, activations: str | None) -> WeightFormats:
     """Return the weight formats of these names. Raises ``ConfigError`` if the target has no reader for one,
     or if activations are quantised and no matrices could have that type."""
     formats = WeightFormats.of(weights)
-    if config.activations is not None and not any(isinstance(format, FP8) for format in formats):
+    if activations is not None and not any(isinstance(format, FP8) for format in formats):
         known = ", ".join(n for n in known_formats() if isinstance(weight_format(n), FP8))
-        raise ConfigError(f"activations={config.activations!r} needs weights in an fp8 format: weights= one of {known}")
+        raise ConfigError(f"activations={activations!r} needs weights in an fp8 format: weights= one of {known}")
     for format in formats:
         if format.layout(config.panel) is None:
             readable = [n for n in known_formats() if (f := weight_format(n)) and f.layout(config.panel) is not None]
@@ -355,9 +348,10 @@ def run_graph(
     float32_precision: str = "highest",
 ) -> State:
     """Run the phases on a core graph, which is changed, from ``normalise`` up to and including ``until``."""
-    config = _config(target, float32_precision)
+    config, choices = target_config(target), CompileChoices(float32_precision)
+    choices.check(config)
     off, dump = _switches(disable, target), env.dump_dir()
-    return _run(State(None, config, None, off, graph, entry=entry, dump=dump), 1, until)
+    return _run(State(None, config, None, off, graph, entry=entry, choices=choices, dump=dump), 1, until)
 
 
 def _link(states: Mapping[str, State]) -> CompiledProgram:

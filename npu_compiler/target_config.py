@@ -1,4 +1,5 @@
-"""The target that a program is compiled for: the limits of a target and one of its devices, chosen by name.
+"""What a program is compiled for: the limits of a target and one of its devices, chosen by name, and what the caller of
+one compilation chooses.
 
 ``"cuda:sm_80"`` names a target and one of its devices; ``"cuda"`` alone stands for the device of this machine. A target
 is a folder in ``npu_compiler/targets`` whose module ``devices`` holds
@@ -121,12 +122,7 @@ class TargetConfig:
         scans_pairs: whether one scan computes a running extreme together with its position.
         asynchronous: True if execution is asynchronous to the host; greedy decoding and the top-k digest for sampling
             should then run on the device.
-        float32_precisions: values that ``float32_precision`` may have.
-        float32_precision: how products and convolutions multiply float32 operands: 'highest', or 'tf32', which rounds
-            them to 10 bits of fraction.
-        activations: 'fp8' if rows of activations are quantised in front of matrices in fp8 formats, else None.
-        speed_over_memory: whether weights in a format that products of several rows cannot read are also stored as
-            elements; otherwise these products decode them in every run.
+        float32_precisions: the values of ``CompileChoices.float32_precision`` that it has.
         device: the device that programs are compiled for; None: the target has only one.
     """
 
@@ -150,9 +146,6 @@ class TargetConfig:
     scans_pairs: bool = False
     asynchronous: bool = False
     float32_precisions: tuple[str, ...] = ("highest",)
-    float32_precision: str = "highest"
-    activations: str | None = None
-    speed_over_memory: bool = False
     device: Device | None = None
 
     @property
@@ -165,6 +158,33 @@ class TargetConfig:
     def pair_width(self) -> int:
         """Neighbouring columns of each product in the weight of a dual GEMM: a panel, or 1 without panels."""
         return self.panel or 1
+
+
+@dataclass(frozen=True)
+class CompileChoices:
+    """The choices of one compilation that passes and the scheduler read beside the limits of its target.
+
+    Attributes:
+        float32_precision: how products and convolutions multiply float32 operands: 'highest', or 'tf32', which rounds
+            them to 10 bits of fraction.
+        activations: 'fp8' if rows of activations are quantised in front of matrices in fp8 formats, else None.
+        speed_over_memory: whether weights in a format that products of several rows cannot read are also stored as
+            elements; otherwise these products decode them in every run.
+    """
+
+    float32_precision: str = "highest"
+    activations: str | None = None
+    speed_over_memory: bool = False
+
+    def check(self, config: TargetConfig) -> None:
+        """Raise ``ConfigError`` if there is no such choice, or if the target does not have it."""
+        if self.float32_precision not in config.float32_precisions:
+            known = ", ".join(repr(p) for p in config.float32_precisions)
+            precision = f"float32_precision={self.float32_precision!r}"
+            raise ConfigError(f"the {config.name} target has no {precision}; it has {known}")
+        if self.activations not in (None, *dtypes.ACTIVATIONS):
+            known = ", ".join(dtypes.ACTIVATIONS)
+            raise ConfigError(f"activations={self.activations!r}: they can be quantised to {known}, or None")
 
 
 _registered: dict[str, TargetConfig] = {}  # by name; these come before the folders
@@ -245,15 +265,6 @@ def target_config(target: str | TargetConfig) -> TargetConfig:
         return config
     at_hand: Callable[[], Device] = _module(name).device_at_hand
     return at_hand().configured(config)
-
-
-def with_float32_precision(config: TargetConfig, precision: str) -> TargetConfig:
-    """Return ``config`` with this precision of float32 products. Raises ``ConfigError`` if the target does not have
-    it."""
-    if precision not in config.float32_precisions:
-        known = ", ".join(repr(p) for p in config.float32_precisions)
-        raise ConfigError(f"the {config.name} target has no float32_precision={precision!r}; it has {known}")
-    return replace(config, float32_precision=precision)
 
 
 def default_target() -> str:

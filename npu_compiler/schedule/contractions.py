@@ -14,7 +14,7 @@ from ..graph.graph import Graph, Node, Value
 from ..passes.fold import unrounded
 from ..passes.fuse import Group
 from ..support import dtypes
-from ..target_config import TargetConfig
+from ..target_config import CompileChoices, TargetConfig
 from ..weights.format import WeightFormat
 from ..weights.packing import ELEMENTS, PIECES, PIECES_OF, packed_spec
 from .anchors import Anchor, Attention, Conv2d, DepthwiseConv2d, Gemm, WinogradConv2d
@@ -37,12 +37,13 @@ class Contractions(Operands):
         self,
         graph: Graph,
         config: TargetConfig,
+        choices: CompileChoices,
         winograd: Winograd = lambda node: None,
         format: WeightFormat | None = None,
         one_row: frozenset[str] = frozenset(),
         in_pieces: Callable[[Node], bool] = lambda node: False,
     ):
-        super().__init__(graph, config, format, one_row)
+        super().__init__(graph, config, choices, format, one_row)
         self.winograd, self.in_pieces = winograd, in_pieces
 
     def _epilogue(self, group: Group, fixed: list[Operand]) -> tuple[Expr, list[Operand], Value]:
@@ -78,7 +79,7 @@ class Contractions(Operands):
         e, inputs, value = self._epilogue(group, fixed)
         out = self._allocate(value, made, group.anchor.label, vectors=self.config.vector_lanes > 0)
         if kind in (Gemm, Conv2d):
-            own["tf32"] = self.config.float32_precision == "tf32" and fixed[0].dtype == "float32"
+            own["tf32"] = self.choices.float32_precision == "tf32" and fixed[0].dtype == "float32"
         own |= {"epilogue": e, "sources": group.sources, "flops": flops}
         self._kernel(kind(label=kind.kind, inputs=tuple(inputs), outputs=(out,), **own))
 

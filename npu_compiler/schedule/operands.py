@@ -13,7 +13,7 @@ from ..passes.load_time import static_values
 from ..passes.quantize import dequantize_of, weight_keys
 from ..support import dtypes
 from ..support.errors import CompileError
-from ..target_config import TargetConfig
+from ..target_config import CompileChoices, TargetConfig
 from ..weights.format import BlockFormat, Layout, WeightFormat, block_format, layout_for
 from ..weights.packing import ELEMENTS, PIECES, packed_spec
 from .buffers import contiguous_strides
@@ -52,18 +52,21 @@ def _narrowed(e: Expr, bytes_read: frozenset[Expr], known: dict[Expr, Expr]) -> 
 class Operands:
     """The buffers of a graph and the values in them.
 
-    ``format``: the weight format that the caller chose, or None. ``one_row``: keys of the weights that products of one
-    row read, in this or another entry point of the program. ``recipes`` collects the load-time values that fill
-    weight buffers, by buffer name. ``kernels`` are the kernels so far, copies included."""
+    ``format``: the weight format that the caller chose, or None; ``choices``: what else the caller chose. ``one_row``:
+    keys of the weights that products of one row read, in this or another entry point of the program. ``recipes``
+    collects the load-time values that fill weight buffers, by buffer name. ``kernels`` are the kernels so far, copies
+    included."""
 
     def __init__(
         self,
         graph: Graph,
         config: TargetConfig,
+        choices: CompileChoices,
         format: WeightFormat | None = None,
         one_row: frozenset[str] = frozenset(),
     ):
-        self.graph, self.config, self.format, self.one_row = graph, config, format, one_row
+        self.graph, self.config, self.choices = graph, config, choices
+        self.format, self.one_row = format, one_row
         self.static = static_values(graph)
         self.users = graph.users()
         self.results = graph.results()
@@ -300,4 +303,4 @@ class Operands:
         if layout is None or rows <= (layout.max_rows or rows):
             return layout is None
         lossless = dequantize_of(matrix) is None
-        return self.config.speed_over_memory or (lossless and not weight_keys(matrix) & self.one_row)
+        return self.choices.speed_over_memory or (lossless and not weight_keys(matrix) & self.one_row)

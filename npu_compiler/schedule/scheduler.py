@@ -10,7 +10,7 @@ from ..graph import expr
 from ..graph.expr import Expr
 from ..graph.graph import Graph, Node, Value
 from ..passes.fuse import CHEAP, Group
-from ..target_config import TargetConfig
+from ..target_config import CompileChoices, TargetConfig
 from ..weights.format import WeightFormat
 from .contractions import Contractions, Winograd
 from .destination_passing import destinations, part_of, parts, shared_tables
@@ -27,12 +27,13 @@ class Scheduler(Contractions):
         graph: Graph,
         groups: list[Group],
         config: TargetConfig,
+        choices: CompileChoices,
         winograd: Winograd = lambda node: None,
         format: WeightFormat | None = None,
         one_row: frozenset[str] = frozenset(),
         in_pieces: Callable[[Node], bool] = lambda node: False,
     ):
-        super().__init__(graph, config, winograd, format, one_row, in_pieces)
+        super().__init__(graph, config, choices, winograd, format, one_row, in_pieces)
         self.groups = groups
 
     def run(self) -> Schedule:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from npu_compiler.passes.quantize_activations import quantize_activations
 from npu_compiler.phases import State, run_fold
 from npu_compiler.support.dtypes import FLOAT8
 from npu_compiler.support.errors import ConfigError
-from npu_compiler.target_config import TargetConfig, target_config
+from npu_compiler.target_config import CompileChoices, TargetConfig, target_config
 from npu_compiler.weights.format import WeightFormats, block_format
 
 from ...models.gate import Args, cast, expect, run
@@ -92,7 +91,7 @@ def test_the_target_decides_what_products_multiply(rows: int, left: str) -> None
     """A product of one row stays as it is; targets without float8 products multiply the numbers in the dtype of x."""
     for matrix_dtypes, expected in ((("bfloat16",), "bfloat16"), (("bfloat16", FLOAT8), left)):
         g = product(rows)
-        quantize_activations(g, TargetConfig("any", matrix_dtypes=matrix_dtypes, activations="fp8"))
+        quantize_activations(g, TargetConfig("any", matrix_dtypes=matrix_dtypes))
         g.clean()
         (made,) = [n for n in g.nodes if n.op == "matmul"]
         assert made.inputs[0].dtype == expected
@@ -101,8 +100,8 @@ def test_the_target_decides_what_products_multiply(rows: int, left: str) -> None
 
 @pytest.mark.parametrize("disable", [(), ("quantize_activations",)])
 def test_the_pass_can_be_left_out(disable: tuple[str, ...]) -> None:
-    config = replace(target_config("cpu"), activations="fp8")
-    s = State(None, config, None, disable, product(4), weights=WeightFormats.of("fp8_e4m3"))
+    choices, weights = CompileChoices(activations="fp8"), WeightFormats.of("fp8_e4m3")
+    s = State(None, target_config("cpu"), None, disable, product(4), choices=choices, weights=weights)
     run_fold(s)
     assert (FLOAT8 in {n.out.dtype for n in s.graph.nodes}) == (not disable)
 
@@ -114,7 +113,7 @@ def test_rows_of_extreme_numbers() -> None:
     w = {"w": np.eye(12, 64, dtype=np.float32)}
     exact = interp.run(product(6, "float32"), {"x": x}, w)["y"]
     g = product(6, "float32")
-    quantize_activations(g, TargetConfig("any", activations="fp8"))
+    quantize_activations(g, TargetConfig("any"))
     g.clean()
     with np.errstate(invalid="ignore"):
         y = interp.run(g, {"x": x}, w)["y"]
