@@ -156,18 +156,17 @@ def run_fuse(s: State) -> None:
     decompose.decompose(s.graph, s.config)
     s.run_pass("concat_to_select", concat_to_select.concat_to_select)
     absorb_views(s.graph)
-    claimed = fuse.claim_epilogues(s.graph) if "fuse_epilogue" not in s.disable else {}
-    if "fuse_pointwise" not in s.disable:
-        fuse.inline_pointwise(s.graph, {n for chain in claimed.values() for n in chain})
+    claimed: fuse.Claims = {}
+    s.run_pass("fuse_epilogue", lambda graph: fuse.claim_epilogues(graph, claimed))
+    s.run_pass("fuse_pointwise", lambda graph: fuse.inline_pointwise(graph, claimed))
     normalise.normalise(s.graph)
-    claimed = fuse.claim_epilogues(s.graph) if "fuse_epilogue" not in s.disable else {}
-    if "fuse_pointwise" not in s.disable:
-        claimed |= {
-            n: c for n, c in fuse.claim_sources(s.graph).items() if not any(c[0] in chain for chain in claimed.values())
-        }
-    if "dual_gemm" not in s.disable and s.config.dual_gemm:
-        claimed = dual_gemm.dual_gemm(s.graph, claimed, s.config.pair_width)
-    s.groups = fuse.merge_loops(s.graph, claimed, enabled="fuse_loops" not in s.disable)
+    s.run_pass("fuse_epilogue", lambda graph: fuse.claim_epilogues(graph, claimed))  # of the nodes that are left
+    s.run_pass("fuse_pointwise", lambda graph: fuse.claim_sources(graph, claimed))
+    if s.config.dual_gemm:
+        s.run_pass("dual_gemm", lambda graph: dual_gemm.dual_gemm(graph, claimed, s.config.pair_width))
+    s.groups = fuse.form_groups(s.graph, claimed)
+    s.run_pass("fuse_loops", lambda graph: fuse.merge_loops(graph, s.groups))
+    s.groups = fuse.launch_order(s.graph, s.groups)
 
 
 def run_schedule(s: State) -> None:

@@ -8,38 +8,38 @@ from __future__ import annotations
 
 from ..graph import expr
 from ..graph.graph import Graph, Node, Value
+from .fuse import Claims
 from .load_time import static_values
 from .quantize import dequantize_of
 
 
-def dual_gemm(graph: Graph, claimed: dict[Node, list[Node]], panel: int) -> dict[Node, list[Node]]:
-    """Return ``claimed`` (anchor -> epilogue nodes) with pairs joined: the second matmul precedes the epilogue nodes.
+def dual_gemm(graph: Graph, claimed: Claims, panel: int) -> None:
+    """Join pairs in ``claimed`` (anchor -> epilogue nodes): the second matmul precedes the epilogue nodes.
 
     ``panel``: columns of a weight panel; both weights must consist of whole panels.
     """
     static = static_values(graph)
     users = graph.users()
     outputs = set(graph.results())
-    ends = {(chain[-1] if chain else a).out: a for a, chain in claimed.items() if a.op == "matmul"}
-    paired: dict[Node, list[Node]] = dict(claimed)
+    single = dict(claimed)
+    ends = {(chain[-1] if chain else a).out: a for a, chain in single.items() if a.op == "matmul"}
     partners: set[Node] = set()
-    for anchor, chain in claimed.items():
+    for anchor, chain in single.items():
         if anchor.op != "matmul" or anchor in partners or not _is_projection(anchor, static, panel):
             continue
         for node in chain:
             for v in node.inputs:
                 other = ends.get(v)
-                if other is None or other is anchor or other in partners or claimed[other] != paired[other]:
+                if other is None or other is anchor or other in partners or claimed[other] != single[other]:
                     continue
                 alike = _is_projection(other, static, panel) and _same_form(anchor, other)
                 if alike and users[v] == [node] and v not in outputs and _point_by_point(node, v):
                     partners.add(other)
-                    paired[anchor] = [other, *claimed[other], *chain]
-                    del paired[other]
+                    claimed[anchor] = [other, *single[other], *chain]
+                    del claimed[other]
                     break
-            if paired[anchor] is not chain:
+            if claimed[anchor] is not chain:
                 break
-    return paired
 
 
 def _is_projection(node: Node, static: set[Value], panel: int) -> bool:

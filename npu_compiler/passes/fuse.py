@@ -25,6 +25,8 @@ DECODING = 16  # scalar operations that look up an element of a table in blocks,
 
 ANCHORS_WITH_EPILOGUE = frozenset(("matmul", "conv2d"))
 
+Claims = dict[Node, list[Node]]  # from a node that is no loop nest to the pointwise nodes that its kernel computes, too
+
 
 @dataclass(eq=False)
 class Group:
@@ -57,11 +59,12 @@ class Group:
         return self.anchor.op in LOOPS
 
 
-def inline_pointwise(graph: Graph, keep: Collection[Node]) -> None:
+def inline_pointwise(graph: Graph, claimed: Claims) -> None:
     """Substitute pointwise producers into their pointwise and reduce consumers if they are used once or cheap.
 
-    Producers in ``keep`` stay separate nodes.
+    Producers that another kernel has claimed stay separate nodes.
     """
+    keep = _claimed_nodes(claimed)
     static = static_values(graph)
     outputs = set(graph.results())
     users = graph.users()
@@ -134,12 +137,17 @@ def _inline(node: Node, v: Value) -> None:
     dedupe(node)
 
 
-def claim_epilogues(graph: Graph) -> dict[Node, list[Node]]:
-    """Map every anchor to the pointwise nodes that can run on its accumulator before it is stored."""
+def _claimed_nodes(claimed: Claims) -> set[Node]:
+    return {n for chain in claimed.values() for n in chain}
+
+
+def claim_epilogues(graph: Graph, claimed: Claims) -> None:
+    """Replace ``claimed`` by every anchor with the pointwise nodes that can run on its accumulator before it is
+    stored."""
+    claimed.clear()
     users = graph.users()
     outputs = set(graph.results())
     static = static_values(graph)
-    claimed: dict[Node, list[Node]] = {}
     taken: set[Node] = set()
     for anchor in graph.nodes:
         if anchor.op not in ANCHORS_WITH_EPILOGUE or anchor.out in static:
@@ -156,7 +164,6 @@ def claim_epilogues(graph: Graph) -> dict[Node, list[Node]]:
         if chain and value not in outputs and _widens_bytes(chain[-1]) and _inlines(chain[-1], users[value]):
             taken.remove(chain.pop())
         claimed[anchor] = chain
-    return claimed
 
 
 def _widens_bytes(node: Node) -> bool:
@@ -191,47 +198,49 @@ def _has_epilogue_types(e: Expr) -> bool:
     return all(x.op in ("const", "index", "add", "mul", "sub") for x in wide)
 
 
-def claim_sources(graph: Graph) -> dict[Node, list[Node]]:
-    """Map every scatter to the pointwise node that computes its source, if the scatter is the only reader. Sources that
-    are combined with elements must be cheap, because a target may compute them twice."""
+def claim_sources(graph: Graph, claimed: Claims) -> None:
+    """Add every scatter with the pointwise node that computes its source, if the scatter is the only reader. Sources
+    that are combined with elements must be cheap, because a target may compute them twice."""
+    taken = _claimed_nodes(claimed)
     users = graph.users()
     outputs = set(graph.results())
     static = static_values(graph)
-    claimed: dict[Node, list[Node]] = {}
     for node in graph.nodes:
         if node.op == "scatter" and node.out not in static:
             source = node.inputs[1]
             alone = len(users[source]) == 1 and source not in outputs and source not in static
-            if alone and source.op == "pointwise":
+            if alone and source.op == "pointwise" and source.node not in taken:
                 cheap = expr.cost(source.node.attrs["expr"]) <= CHEAP
                 if node.attrs["mode"] == "set" or cheap:
                     claimed[node] = [source.node]
-    return claimed
 
 
-def merge_loops(graph: Graph, claimed: dict[Node, list[Node]], enabled: bool = True) -> list[Group]:
-    """Return groups in launch order.
-
-    Loop nodes over one domain merge if the consumer reads the producer point by point (or row by row) and no path
-    leaves the merged group and enters it again. Reductions of the same rows also merge if both read the same
-    elements, which would otherwise be read twice.
-    """
-    static = static_values(graph)
-    group_of: dict[Node, Group] = {}
-    groups: dict[Group, None] = {}
-    position = {n: i for i, n in enumerate(graph.nodes)}
-    epilogues = {n for chain in claimed.values() for n in chain}
+def form_groups(graph: Graph, claimed: Claims) -> list[Group]:
+    """Return a group for each node that runs, with the nodes that it has claimed, in graph order."""
+    static, taken = static_values(graph), _claimed_nodes(claimed)
+    position = _positions(graph)
+    groups = []
     for node in graph.nodes:
-        if node.op in LEAVES or node.op in VIEWS or node in epilogues or node.outputs[0] in static:
+        if node.op in LEAVES or node.op in VIEWS or node in taken or node.outputs[0] in static:
             continue
         group = Group([node, *claimed.get(node, [])])
         if group.loops:
             group.domain, group.axes = node.domain, node.attrs.get("axes", ())
         group.first, group.last = min(position[n] for n in group.nodes), max(position[n] for n in group.nodes)
-        groups[group] = None
-        group_of.update(dict.fromkeys(group.nodes, group))
+        groups.append(group)
+    return groups
+
+
+def merge_loops(graph: Graph, groups: list[Group]) -> None:
+    """Merge groups of loop nodes, which are removed from ``groups`` when they join another one.
+
+    Loop nodes over one domain merge if the consumer reads the producer point by point (or row by row) and no path
+    leaves the merged group and enters it again. Reductions of the same rows also merge if both read the same
+    elements, which would otherwise be read twice.
+    """
+    left, group_of, position = dict.fromkeys(groups), _groups_by_node(groups), _positions(graph)
     for node in graph.nodes:
-        if not enabled or node not in group_of or node.op not in LOOPS or node in epilogues:
+        if node not in group_of or not group_of[node].loops:
             continue
         for v in node.inputs:
             producer, consumer = group_of.get(v.node), group_of[node]
@@ -239,10 +248,17 @@ def merge_loops(graph: Graph, claimed: dict[Node, list[Node]], enabled: bool = T
                 continue
             if _compatible(producer, consumer) and not _path_around(producer, consumer, group_of, position):
                 _merge(producer, consumer, group_of)
-                del groups[consumer]
-    if enabled:
-        _merge_siblings(groups, group_of, position)
-    return _launch_order(graph, list(groups), group_of, position)
+                del left[consumer]
+    _merge_siblings(left, group_of, position)
+    groups[:] = left
+
+
+def _groups_by_node(groups: Collection[Group]) -> dict[Node, Group]:
+    return {n: g for g in groups for n in g.nodes}
+
+
+def _positions(graph: Graph) -> dict[Node, int]:
+    return {n: i for i, n in enumerate(graph.nodes)}
 
 
 def _row_shape(domain: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
@@ -333,10 +349,9 @@ def _are_siblings(a: Group, b: Group, group_of: dict[Node, Group], position: dic
     return not direct and not around and _compatible(a, b) and _compatible(b, a)
 
 
-def _launch_order(
-    graph: Graph, groups: list[Group], group_of: dict[Node, Group], position: dict[Node, int]
-) -> list[Group]:
+def launch_order(graph: Graph, groups: Collection[Group]) -> list[Group]:
     """Return the groups depth first from the results, in graph order, which keeps lifetimes short."""
+    group_of, position = _groups_by_node(groups), _positions(graph)
     for g in groups:
         anchors = len(g.anchors)
         g.nodes[anchors:] = sorted(g.nodes[anchors:], key=position.__getitem__) if not g.loops else g.nodes[anchors:]
