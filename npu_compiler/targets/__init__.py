@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -48,10 +48,7 @@ class CodegenTarget(Protocol):
 
     ``name``: the target's name, as in ``compile(target=name)``. ``config``: the limits that rules and passes read.
 
-    A class that derives from this one only has to define these two and :meth:`supports` and :meth:`emit`. Two more
-    methods are optional. ``for_device(device) -> CodegenTarget`` returns the code generator for one of the
-    target's devices (:class:`Selectable` implements it). ``compiler() -> str`` returns the compiler's name and version
-    for ``npusim doctor``, or raises ``ToolchainError`` if there is no compiler.
+    A class that derives from this one only has to define these two and :meth:`supports` and :meth:`emit`.
     """
 
     name: str
@@ -83,6 +80,18 @@ class CodegenTarget(Protocol):
         Raises ``ToolchainError`` if there is no compiler or the compiler fails.
         """
 
+    def for_device(self, device: Device) -> CodegenTarget:
+        """Return the code generator for one of the target's devices (:class:`Selectable` implements it).
+
+        Raises ``ConfigError`` if the target generates code for one device only, as it does by default."""
+        raise ConfigError(f"target {self.name!r} generates code for one device, not for {device.spec!r}")
+
+    def compiler(self) -> str | None:
+        """Return the compiler's name and version for ``npusim doctor``; None, as by default, if it has none.
+
+        Raises ``ToolchainError`` if the compiler is missing."""
+        return None
+
 
 class Selectable(ABC, Generic[AnyDevice]):
     """A code generator for one of a target's devices: the device of this machine, unless :meth:`for_device` selected
@@ -100,10 +109,10 @@ class Selectable(ABC, Generic[AnyDevice]):
         """The device for which code is generated."""
         return self.device_at_hand() if self._selected is None else self._selected
 
-    def for_device(self, device: AnyDevice) -> Self:
-        """Return the code generator for ``device``."""
+    def for_device(self, device: Device) -> Self:
+        """Return the code generator for ``device``, a row of this target."""
         generator = copy(self)
-        generator._selected = device
+        generator._selected = cast(AnyDevice, device)
         return generator
 
 
@@ -148,9 +157,4 @@ def get_target(target: str | TargetConfig) -> CodegenTarget:
     generator = _registered.get(config.name)
     if generator is None:
         generator = cast(CodegenTarget, import_module(f".{config.name}.target", __package__).TARGET)
-    if config.device is None:
-        return generator
-    for_device: Callable[[Device], CodegenTarget] | None = getattr(generator, "for_device", None)
-    if for_device is None:
-        raise ConfigError(f"target {config.name!r} generates code for one device, not for {config.device.spec!r}")
-    return for_device(config.device)
+    return generator if config.device is None else generator.for_device(config.device)

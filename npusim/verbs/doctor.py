@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import platform
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from importlib import metadata
 from typing import Any
@@ -145,9 +144,8 @@ def _compiled_for(target: str) -> tuple[str | None, str | None, list[str]]:
     """(the device that programs are compiled for, the compiler, what is missing) of a target by name."""
     try:
         config = target_config(target)
-        compiler: Callable[[], str] | None = getattr(get_target(config), "compiler", None)
         device = str(config.device) if config.device is not None else target
-        return device, compiler() if compiler is not None else None, []
+        return device, get_target(config).compiler(), []
     except NPUError as error:
         return None, None, [str(error)]
 

@@ -362,7 +362,8 @@ def test_a_target_that_lacks_a_member() -> None:
         def supports(self, kernel: Any) -> None:
             return None
 
-    with pytest.raises(ConfigError, match="'half' has no winograd, in_pieces, rewrites, emit: derive its class from"):
+    missing = "winograd, in_pieces, rewrites, emit, for_device, compiler"
+    with pytest.raises(ConfigError, match=f"'half' has no {missing}: derive its class from"):
         register_target(Half())  # type: ignore[arg-type]
 
     class Whole(CodegenTarget):
@@ -376,3 +377,6 @@ def test_a_target_that_lacks_a_member() -> None:
 
     whole = Whole()
     assert whole.rewrites == () and whole.winograd(None) is None and not whole.in_pieces(None)  # type: ignore[arg-type]
+    assert whole.compiler() is None
+    with pytest.raises(ConfigError, match="target 'half' generates code for one device, not for 'cpu:avx2'"):
+        whole.for_device(find_device("cpu", "avx2"))
