@@ -50,62 +50,80 @@ def min_cut(capacity: Mapping[tuple[Hashable, Hashable], float], source: Hashabl
     Of all minimum cuts this has the smallest sink side. Dinic's algorithm ("Algorithm for solution of a problem of
     maximum flow in networks with power estimation", 1970).
     """
-    index: dict[Hashable, int] = {}
-    to: list[int] = []
-    left: list[float] = []
-    edges: list[list[int]] = []  # node -> edge numbers; edge e and e ^ 1 are each other's reverse
-
-    def number(node: Hashable) -> int:
-        if node not in index:
-            index[node] = len(edges)
-            edges.append([])
-        return index[node]
-
+    network = _Network()
     for (a, b), c in capacity.items():
-        u, v = number(a), number(b)
-        for tail, head, cap in ((u, v, c), (v, u, 0.0)):
-            edges[tail].append(len(to))
-            to.append(head)
-            left.append(cap)
-    s, t = number(source), number(sink)
+        network.connect(network.number(a), network.number(b), c)
+    s, t = network.number(source), network.number(sink)
+    while (level := network.distances(s, reverse=False))[t] >= 0:
+        network.saturate(s, t, level)
+    reach = network.distances(t, reverse=True)
+    return {node for node, i in network.index.items() if reach[i] >= 0}
 
-    def distances(start: int, reverse: bool) -> list[int]:
-        """Breadth-first distance from ``start`` along (or against) edges with capacity left; -1 if cut off."""
-        level = [-1] * len(edges)
+
+class _Network:
+    """The residual network of a flow: nodes and edges are numbers; edge e and e ^ 1 are each other's reverse."""
+
+    def __init__(self) -> None:
+        self.index: dict[Hashable, int] = {}
+        self._to: list[int] = []
+        self._left: list[float] = []  # capacity
+        self._edges: list[list[int]] = []  # of each node
+
+    def number(self, node: Hashable) -> int:
+        """Return the number of a node, which is added if it is new."""
+        if node not in self.index:
+            self.index[node] = len(self._edges)
+            self._edges.append([])
+        return self.index[node]
+
+    def connect(self, u: int, v: int, capacity: float) -> None:
+        """Add an edge from ``u`` to ``v``."""
+        for tail, head, left in ((u, v, capacity), (v, u, 0.0)):
+            self._edges[tail].append(len(self._to))
+            self._to.append(head)
+            self._left.append(left)
+
+    def distances(self, start: int, reverse: bool) -> list[int]:
+        """Return breadth-first distances from ``start`` along (or against) edges with capacity left; -1 if cut off."""
+        level = [-1] * len(self._edges)
         level[start] = 0
         queue = deque([start])
         while queue:
             u = queue.popleft()
-            for e in edges[u]:
-                if left[e ^ 1 if reverse else e] > 0 and level[to[e]] < 0:
-                    level[to[e]] = level[u] + 1
-                    queue.append(to[e])
+            for e in self._edges[u]:
+                if self._left[e ^ 1 if reverse else e] > 0 and level[self._to[e]] < 0:
+                    level[self._to[e]] = level[u] + 1
+                    queue.append(self._to[e])
         return level
 
-    while (level := distances(s, reverse=False))[t] >= 0:
-        cursor = [0] * len(edges)
+    def saturate(self, s: int, t: int, level: Sequence[int]) -> None:
+        """Send flow along paths from ``s`` to ``t`` on which the distance rises by one with each edge, until none is
+        left: a blocking flow, by depth-first search."""
+        cursor = [0] * len(self._edges)  # the edge of each node that is tried next
         path: list[int] = []
         u = s
         while True:
             if u == t:
-                flow = min(left[e] for e in path)
-                for e in path:
-                    left[e] -= flow
-                    left[e ^ 1] += flow
+                self._augment(path)
                 path, u = [], s
                 continue
-            while cursor[u] < len(edges[u]):
-                e = edges[u][cursor[u]]
-                if left[e] > 0 and level[to[e]] == level[u] + 1:
-                    break
+            edges = self._edges[u]
+            while cursor[u] < len(edges) and not self._advances(u, edges[cursor[u]], level):
                 cursor[u] += 1
-            if cursor[u] < len(edges[u]):
-                path.append(edges[u][cursor[u]])
-                u = to[path[-1]]
+            if cursor[u] < len(edges):
+                path.append(edges[cursor[u]])
+                u = self._to[path[-1]]
             elif path:
-                u = to[path.pop() ^ 1]
+                u = self._to[path.pop() ^ 1]
                 cursor[u] += 1
             else:
-                break
-    reach = distances(t, reverse=True)
-    return {node for node, i in index.items() if reach[i] >= 0}
+                return
+
+    def _advances(self, u: int, e: int, level: Sequence[int]) -> bool:
+        return self._left[e] > 0 and level[self._to[e]] == level[u] + 1
+
+    def _augment(self, path: Sequence[int]) -> None:
+        flow = min(self._left[e] for e in path)
+        for e in path:
+            self._left[e] -= flow
+            self._left[e ^ 1] += flow

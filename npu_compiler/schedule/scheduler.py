@@ -70,57 +70,22 @@ class Scheduler(Contractions):
             schedule(group, made)
 
     def _loops(self, group: Group, made: dict[str, Buffer]) -> None:
-        domain, axes = group.domain, group.axes
-        members = set(group.nodes)
-        outside = set(self.graph.results())
-        inputs: list[Operand] = []
-        outputs: list[Operand] = []
-        stages: list[Stage] = []
-        known: dict[Value, Expr] = {}
-
-        def number(op: Operand) -> int:
-            if op not in inputs:
-                inputs.append(op)
-            return inputs.index(op)
-
+        results = set(self.graph.results())
+        loops = _LoopsBuilder(group)
         for node in group.nodes:
 
             def through(load: Expr, node: Node = node) -> Expr:
                 v = node.inputs[load.value]
-                return known[v] if v in known else self._element(v, load.args, node, number)
+                return loops.known[v] if v in loops.known else self._element(v, load.args, node, loops.number)
 
             e = expr.drop_roundings(expr.substitute(node.attrs["expr"], loads=through))
             users = self.users.get(node.out, [])
-            inside = [u for u in users if u in members]
-            stored = len(inside) < len(users) or node.out in outside
-            per_row = bool(axes) and node.op == "pointwise" and node.out.shape != domain
-            if node.op == "reduce":
-                stages.append(Stage("reduce", e, reduce=node.attrs["kind"]))
-                e = expr.stage(len(stages) - 1, node.out.dtype)
-                per_row = True
-            elif per_row:  # its dims that others reduce have one element
-                e = expr.substitute(e, dict.fromkeys(axes, expr.const(0, "int64")))
-            elif (inside or stored) and len(inside) + stored > 1 and expr.cost(e) > CHEAP:
-                stages.append(Stage("temp", e))
-                e = expr.stage(len(stages) - 1, node.out.dtype)
-            known[node.out] = e
+            readers = sum(u in loops.members for u in users)
+            stored = readers < len(users) or node.out in results
+            loops.compute(node, e, readers + stored)
             if stored:
-                out = self._allocate(node.out, made, node.label)
-                outputs.append(out)
-                idx = expr.identity_index(node.out.shape)
-                stages.append(Stage("store", e, output=len(outputs) - 1, index=idx, per_row=per_row and bool(axes)))
-        flops = math.prod(domain) * sum(expr.cost(s.expr) + (s.kind == "reduce") for s in stages if not s.per_row)
-        reductions = dict.fromkeys(n.attrs["kind"] for n in group.nodes if n.op == "reduce")
-        self._kernel(
-            Loops(
-                label="_".join(reductions) or "map",
-                inputs=tuple(inputs),
-                outputs=tuple(outputs),
-                body=LoopBody(domain, axes, tuple(stages)),
-                sources=group.sources,
-                flops=flops,
-            )
-        )
+                loops.store(node, self._allocate(node.out, made, node.label))
+        self._kernel(loops.kernel())
 
     def _element(self, v: Value, at: tuple[Expr, ...], node: Node, number: Callable[[Operand], int]) -> Expr:
         """Return element ``at`` of ``v``, which a loop of ``node`` reads from memory. ``number``: that of an operand
@@ -210,3 +175,61 @@ class Scheduler(Contractions):
         outputs = tuple(self._allocate(v, made, node.label) for v in node.outputs)
         inputs, flops = (self._dense(node.inputs[0]),), node.inputs[0].numel
         self._kernel(kind(label=kind.kind, inputs=inputs, outputs=outputs, sources=node.sources, flops=flops, **own))
+
+
+class _LoopsBuilder:
+    """Collects the operands and stages of a group's loops kernel, node by node. ``known``: the expressions of the
+    values so far."""
+
+    def __init__(self, group: Group):
+        self.group, self.members = group, set(group.nodes)
+        self.known: dict[Value, Expr] = {}
+        self._inputs: list[Operand] = []
+        self._outputs: list[Operand] = []
+        self._stages: list[Stage] = []
+
+    def number(self, op: Operand) -> int:
+        """Return the number of an operand among the inputs, to which it is added if it is new."""
+        if op not in self._inputs:
+            self._inputs.append(op)
+        return self._inputs.index(op)
+
+    def compute(self, node: Node, e: Expr, uses: int) -> None:
+        """Compute ``e``, the value of a node, in a stage of its own if it is a reduction, or if there are several
+        ``uses`` and it is not cheap."""
+        if node.op == "reduce":
+            e = self._computed(Stage("reduce", e, reduce=node.attrs["kind"]), node)
+        elif self._is_per_row(node):  # its dims that others reduce have one element
+            e = expr.substitute(e, dict.fromkeys(self.group.axes, expr.const(0, "int64")))
+        elif uses > 1 and expr.cost(e) > CHEAP:
+            e = self._computed(Stage("temp", e), node)
+        self.known[node.out] = e
+
+    def store(self, node: Node, out: Operand) -> None:
+        """Store the value of a node in ``out``."""
+        self._outputs.append(out)
+        index, per_row = expr.identity_index(node.out.shape), self._is_per_row(node)
+        number = len(self._outputs) - 1
+        self._stages.append(Stage("store", self.known[node.out], output=number, index=index, per_row=per_row))
+
+    def kernel(self) -> Loops:
+        """Return the kernel."""
+        domain, stages = self.group.domain, self._stages
+        flops = math.prod(domain) * sum(expr.cost(s.expr) + (s.kind == "reduce") for s in stages if not s.per_row)
+        reductions = dict.fromkeys(n.attrs["kind"] for n in self.group.nodes if n.op == "reduce")
+        return Loops(
+            label="_".join(reductions) or "map",
+            inputs=tuple(self._inputs),
+            outputs=tuple(self._outputs),
+            body=LoopBody(domain, self.group.axes, tuple(stages)),
+            sources=self.group.sources,
+            flops=flops,
+        )
+
+    def _computed(self, stage: Stage, node: Node) -> Expr:
+        self._stages.append(stage)
+        return expr.stage(len(self._stages) - 1, node.out.dtype)
+
+    def _is_per_row(self, node: Node) -> bool:
+        """Whether a node has one value for each row of a kernel that reduces."""
+        return bool(self.group.axes) and (node.op == "reduce" or node.out.shape != self.group.domain)

@@ -160,47 +160,69 @@ class Points:
         vectors and their offsets go into element ``slot`` of the arrays ``made{n}`` and ``place{n}`` of the n-th step
         instead.
         """
-        s, width = self.s, self.width
-        if width == 1:
-            for n, step in enumerate(steps):
-                if slot and step.target is not None:
-                    s.out.add(f"made{n}[{slot}].v[0] = {s.in_memory(step.value, step.target.dtype)};")
-                    s.out.add(f"place{n}[{slot}] = {s.address(step.target)};")
-                elif sink and step.target is not None:
-                    s.out.add(f"{sink}{step.output or ''}[0] = {s.register(step.value)};")
-                else:
-                    self._one(step, step.value, step.target, position)
+        if self.width == 1:
+            self._run_one(steps, position, sink, slot)
             return
-        stores: list[tuple[str, Step]] = []
-        bound = dict(s.bound)
-        shift = self.shift
+        s, bound = self.s, dict(self.s.bound)
+        self._load_vectors(steps)
+        stores = [] if sink else [(s.name(), st) for st in steps if st.target is not None]
+        self._declare(stores)
+        names = {id(st): name for name, st in stores}
+        place = expr.substitute(position, self.shift) if position is not None else None
+        s.out.add("#pragma unroll")
+        with s.scope(f"for (int i{self.inner} = 0; i{self.inner} < {self.width}; i{self.inner}++) {{"):
+            for st in steps:
+                value = expr.substitute(st.value, self.shift)
+                if st.target is None:
+                    self._one(st, value, None, place)
+                elif sink:
+                    s.out.add(f"{sink}{st.output or ''}[i{self.inner}] = {s.register(value)};")
+                else:
+                    self._set_element(names[id(st)], st.target, value)
+        self._store_vectors(stores, slot)
+        s.bound = bound
+
+    def _run_one(self, steps: Sequence[Step], position: Expr | None, sink: str, slot: str) -> None:
+        """Emit ``steps`` for one point: see :meth:`run`."""
+        s = self.s
+        for n, step in enumerate(steps):
+            if slot and step.target is not None:
+                s.out.add(f"made{n}[{slot}].v[0] = {s.in_memory(step.value, step.target.dtype)};")
+                s.out.add(f"place{n}[{slot}] = {s.address(step.target)};")
+            elif sink and step.target is not None:
+                s.out.add(f"{sink}{step.output or ''}[0] = {s.register(step.value)};")
+            else:
+                self._one(step, step.value, step.target, position)
+
+    def _load_vectors(self, steps: Sequence[Step]) -> None:
+        """Load the neighbours that ``steps`` read, and bind the loads to their elements."""
+        s, shift = self.s, self.shift
         for x in {x: None for st in steps for x in expr.walk(st.value) if x.op == "load"}:
             known = x in s.bound or expr.substitute(x, shift) in s.bound
             if affine.affine(x.args[0]).coefficient(self.lane) == 1 and not known:
                 s.bound[expr.substitute(x, shift)] = stored(f"{self._vector(steps, x)}.v[i{self.inner}]", x.dtype)
-        for st in steps:
-            if st.target is not None and not sink:
-                name = s.name()
-                s.out.add(f"Vec<{dtypes.DTYPES[st.target.dtype].ctype}, {width}> {name};")
-                stores.append((name, st))
-                if self._packs(st.target):
-                    s.out.add(f"float {name}f[{width}];")
-        s.out.add("#pragma unroll")
-        with s.scope(f"for (int i{self.inner} = 0; i{self.inner} < {width}; i{self.inner}++) {{"):
-            for st in steps:
-                value = expr.substitute(st.value, shift)
-                if st.target is None:
-                    self._one(st, value, None, expr.substitute(position, shift) if position is not None else None)
-                elif sink:
-                    s.out.add(f"{sink}{st.output or ''}[i{self.inner}] = {s.register(value)};")
-                else:
-                    name = next(n for n, other in stores if other is st)
-                    value = before_storage(value) if value.dtype == st.target.dtype else value
-                    text = s.text(value, kind_of(st.target.dtype))
-                    if self._packs(st.target):
-                        s.out.add(f"{name}f[i{self.inner}] = {text};")
-                    else:
-                        s.out.add(f"{name}.v[i{self.inner}] = {storage(text, st.target.dtype)};")
+
+    def _declare(self, stores: Sequence[tuple[str, Step]]) -> None:
+        """Declare the vectors of ``stores``: (name, step)."""
+        for name, st in stores:
+            assert st.target is not None
+            self.s.out.add(f"Vec<{dtypes.DTYPES[st.target.dtype].ctype}, {self.width}> {name};")
+            if self._packs(st.target):
+                self.s.out.add(f"float {name}f[{self.width}];")
+
+    def _set_element(self, name: str, target: Expr, value: Expr) -> None:
+        """Set the element at ``inner`` of vector ``name``, which is stored to ``target``."""
+        s = self.s
+        value = before_storage(value) if value.dtype == target.dtype else value
+        text = s.text(value, kind_of(target.dtype))
+        if self._packs(target):
+            s.out.add(f"{name}f[i{self.inner}] = {text};")
+        else:
+            s.out.add(f"{name}.v[i{self.inner}] = {storage(text, target.dtype)};")
+
+    def _store_vectors(self, stores: Sequence[tuple[str, Step]], slot: str) -> None:
+        """Store vectors to memory, or into ``slot``: see :meth:`run`."""
+        s, width = self.s, self.width
         for n, (name, st) in enumerate(stores):
             assert st.target is not None
             if self._packs(st.target):
@@ -210,7 +232,6 @@ class Points:
                 continue
             ctype = dtypes.DTYPES[st.target.dtype].ctype
             s.out.add(f"*(DEVICE Vec<{ctype}, {width}>*)({s.pointers[~st.output]} + {s.address(st.target)}) = {name};")
-        s.bound = bound
 
     def _packs(self, target: Expr) -> bool:
         """Whether elements of the target's type are converted in pairs."""
