@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from npu_compiler.support.text import si
 
 from ..classes import top_classes
 from ..console import Result, Table, show, stream
-from ..latency import HEADER, interleaved, torch_call
+from ..latency import HEADER, Latencies, interleaved, torch_call
 
 PROMPT, ANSWER = "The capital of France is", " Paris."
 LANGUAGE_MODEL = "smollm2-135m"
@@ -88,43 +88,51 @@ def classify(args: argparse.Namespace) -> Result:
     model = build(net, (torch.from_numpy(arrays["chelsea"]),), dtype=args.dtype, fallback=False, threads=threads)
     compile_seconds = time.perf_counter() - start
 
+    answers = {name: _classify(model, net, array, names) for name, array in arrays.items()}
+    latency = _measure(model, net, arrays["chelsea"], threads)
+    files = _save(model, arrays, names, Path(args.dir))
+    data = {
+        "photos": answers,
+        "latency": {name: times.to_dict(1) for name, times in latency.items()},
+        "speedup": latency["torch eager"].median / latency["npusim"].median,
+        "threads": threads, "partitions": len(model.plan.partitions), "compile_seconds": compile_seconds,
+        "resident_bytes": _resident_bytes(), "files": [str(f) for f in files],
+        "run": f"npusim run {files[0]} --input {files[2]}", **totals(model.programs[0]),
+    }  # fmt: skip
+    return Result(data, _blocks(data, latency))
+
+
+def _blocks(data: dict[str, Any], latency: Mapping[str, Latencies]) -> list[str | Table]:
+    """Return what ``classify`` found, for people."""
     blocks: list[str | Table] = []
-    photos_data: dict[str, Any] = {}
-    for name, array in arrays.items():
-        photo = _classify(model, net, array, names)
-        photos_data[name] = photo
+    for name, photo in data["photos"].items():
         rows = [(f"{r['probability']:.4f}", f"{r['eager']:.4f}", r["class"], r["name"]) for r in photo["top5"]]
         blocks += [f"{PHOTOS[name]} ({name})", Table(("npusim", "PyTorch", "class", "name"), rows), ""]
+    threads, compile_seconds = data["threads"], data["compile_seconds"]
+    return [
+        *blocks,
+        Table(HEADER, [times.row(name, 1) for name, times in latency.items()]),
+        f"{data['speedup']:.2f} × the speed of PyTorch eager on {threads} thread(s) (medians, alternating in one run)",
+        f"{data['partitions']} partition, {data['kernels']} kernels, compiled in {compile_seconds:.1f} s",
+        f"memory: arena {si(data['arena_bytes'], 'B')}, weights {si(data['weight_bytes'], 'B')}, "
+        f"process {si(data['resident_bytes'], 'B')} resident (PyTorch included)",
+        "",
+        f"wrote {', '.join(data['files'])}",
+        f"this needs neither PyTorch nor a compiler:  {data['run']}",
+    ]
 
+
+def _measure(model: Any, net: Any, array: np.ndarray, threads: int) -> dict[str, Latencies]:
+    """Return the times of calls of the model and of PyTorch, which alternate."""
     (part,) = model.executor.programs
     executor = model.executor.executors[part]
     result = np.empty(executor.outputs[0].shape, np.float32)
     calls: dict[str, Callable[[], Any]] = {
-        "npusim": executor.bind([arrays["chelsea"]], [result]),
-        "torch eager": torch_call(net, [arrays["chelsea"]], threads),
+        "npusim": executor.bind([array], [result]),
+        "torch eager": torch_call(net, [array], threads),
     }
     with step("measuring"):
-        latency = interleaved(calls, seconds=3.0)
-    speedup = latency["torch eager"].median / latency["npusim"].median
-    t = totals(model.programs[0])
-    rss = _resident_bytes()
-    blocks += [
-        Table(HEADER, [times.row(name, 1) for name, times in latency.items()]),
-        f"{speedup:.2f} × the speed of PyTorch eager on {threads} thread(s) (medians, alternating in one run)",
-        f"{len(model.plan.partitions)} partition, {t['kernels']} kernels, compiled in {compile_seconds:.1f} s",
-        f"memory: arena {si(t['arena_bytes'], 'B')}, weights {si(t['weight_bytes'], 'B')}, "
-        f"process {si(rss, 'B')} resident (PyTorch included)",
-    ]
-    files = _save(model, arrays, names, Path(args.dir))
-    command = f"npusim run {files[0]} --input {files[2]}"
-    blocks += ["", f"wrote {', '.join(map(str, files))}", f"this needs neither PyTorch nor a compiler:  {command}"]
-    data = {
-        "photos": photos_data,
-        "latency": {name: times.to_dict(1) for name, times in latency.items()}, "speedup": speedup,
-        "threads": threads, "partitions": len(model.plan.partitions), "compile_seconds": compile_seconds,
-        "resident_bytes": rss, "files": [str(f) for f in files], "run": command, **t,
-    }  # fmt: skip
-    return Result(data, blocks)
+        return interleaved(calls, seconds=3.0)
 
 
 def _classify(model: Any, net: Any, array: np.ndarray, names: list[str]) -> dict[str, Any]:

@@ -46,53 +46,67 @@ def run(args: argparse.Namespace) -> Result:
 
     with step("looking for a compiler"):
         report: dict[str, Any] = compiler_report()
-    problems: list[str] = []
-    compiler = report["compiler"]
-    if compiler is None:
-        problems.append(f"no C++ compiler: {report['error']}; running .npubin files still works")
     packages = {name: _version(name) for name in _PACKAGES}
-    problems += [f"{name} is not installed: no {_PACKAGES[name]}" for name in _REQUIRED if packages[name] is None]
-    settings: dict[str, Any] = {}
-    try:
-        settings = {k: _plain(v) for k, v in env.settings().items()}
-        default_target()
-    except ConfigError as error:
-        problems.append(str(error))
-    problems += [f"{name} is set, but npusim knows no such variable" for name in env.unknown()]
-    if report.get("cache") and report["cache"]["obstacle"]:
-        problems.append(f"the cache is not used: {report['cache']['obstacle']}")
-    cpu = report["cpu"]
+    settings, refused = _settings()
+    problems = _problems(report, packages, refused)
     targets = _targets()
     mac = mac_report()
     problems += mac.problems if mac is not None else ()
-    system = {"python": sys.version.split()[0], "system": f"{platform.system()} {platform.machine()}"}
-    blocks: list[str | Table] = [
-        f"system     Python {system['python']}, {system['system']}",
-        *([f"Mac        {mac.text}"] if mac is not None else []),
-        f"CPU        {cpu['name'] or cpu['arch']}: {env.usable_cores()} cores usable, {report['device']}",
-        f"compiler   {_compiler_text(compiler)}",
-        f"cache      {_cache_text(report.get('cache'))}",
-        "",
-        Table(_TARGET_COLUMNS, [_target_row(n, t) for n, t in targets.items()]),
-        "",
-        Table(("package", "version", "needed for"), [(n, packages[n] or "-", why) for n, why in _PACKAGES.items()]),
-        "",
-        Table(
-            ("variable", "value", "meaning"),
-            [(n, _shown(settings[n]) if settings else "?", v.meaning) for n, v in env.VARIABLES.items()],
-        ),
-        "",
-        *([f"problem: {p}" for p in problems] or ["no problems found"]),
-    ]
     data = {
-        **system, "cpu": cpu, "device": report["device"], "usable_cpus": env.usable_cpus(),
-        "usable_cores": env.usable_cores(), "compiler": compiler,
+        "python": sys.version.split()[0], "system": f"{platform.system()} {platform.machine()}",
+        "cpu": report["cpu"], "device": report["device"], "usable_cpus": env.usable_cpus(),
+        "usable_cores": env.usable_cores(), "compiler": report["compiler"],
         "cache": report.get("cache"), "packages": packages, "settings": settings, "problems": problems,
         "variables": {name: asdict(v) for name, v in env.VARIABLES.items()},
         "targets": targets,
         "mac": asdict(mac) if mac is not None else None,
     }  # fmt: skip
-    return Result(data, blocks, 1 if problems else 0)
+    return Result(data, _blocks(data, mac.text if mac is not None else ""), 1 if problems else 0)
+
+
+def _settings() -> tuple[dict[str, Any], list[str]]:
+    """Return the values of the environment variables, and why they are refused; none, then, if one has no value."""
+    settings: dict[str, Any] = {}
+    try:
+        settings = {k: _plain(v) for k, v in env.settings().items()}
+        default_target()
+    except ConfigError as error:
+        return settings, [str(error)]
+    return settings, []
+
+
+def _problems(report: dict[str, Any], packages: dict[str, str | None], refused: list[str]) -> list[str]:
+    """Return what is wrong with the compiler, the packages, the ``refused`` settings and the cache, in this order."""
+    problems = []
+    if report["compiler"] is None:
+        problems.append(f"no C++ compiler: {report['error']}; running .npubin files still works")
+    problems += [f"{name} is not installed: no {_PACKAGES[name]}" for name in _REQUIRED if packages[name] is None]
+    problems += refused
+    problems += [f"{name} is set, but npusim knows no such variable" for name in env.unknown()]
+    if report.get("cache") and report["cache"]["obstacle"]:
+        problems.append(f"the cache is not used: {report['cache']['obstacle']}")
+    return problems
+
+
+def _blocks(data: dict[str, Any], mac: str) -> list[str | Table]:
+    """Return the report for people. ``mac``: what it says about a Mac, or ''."""
+    cpu, packages, settings = data["cpu"], data["packages"], data["settings"]
+    variables = [(n, _shown(settings[n]) if settings else "?", v.meaning) for n, v in env.VARIABLES.items()]
+    return [
+        f"system     Python {data['python']}, {data['system']}",
+        *([f"Mac        {mac}"] if mac else []),
+        f"CPU        {cpu['name'] or cpu['arch']}: {data['usable_cores']} cores usable, {data['device']}",
+        f"compiler   {_compiler_text(data['compiler'])}",
+        f"cache      {_cache_text(data['cache'])}",
+        "",
+        Table(_TARGET_COLUMNS, [_target_row(n, t) for n, t in data["targets"].items()]),
+        "",
+        Table(("package", "version", "needed for"), [(n, packages[n] or "-", why) for n, why in _PACKAGES.items()]),
+        "",
+        Table(("variable", "value", "meaning"), variables),
+        "",
+        *([f"problem: {p}" for p in data["problems"]] or ["no problems found"]),
+    ]
 
 
 def _version(package: str) -> str | None:

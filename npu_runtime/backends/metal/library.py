@@ -46,8 +46,9 @@ class Code:
         threads: dict[str, int] = {}
         for launch in (x for launches in self.entries.values() for x in launches if x.workgroups):
             threads[launch.function] = max(threads.get(launch.function, 0), launch.threads)
-        library = _compile(program, device, text, language)
-        self.pipelines = _pipelines(program, device, library, threads, _archive_path(device, text, language))
+        library, path = _compile(program, device, text, language), _archive_path(device, text, language)
+        archive = None if path is None else _Archive(device, path)
+        self.pipelines = _Pipelines(program, device, library, threads, archive).make()
 
 
 def _compile(program: CompiledProgram, device: Any, text: str, language: str) -> Any:
@@ -74,59 +75,73 @@ def _compile(program: CompiledProgram, device: Any, text: str, language: str) ->
     return library
 
 
-def _pipelines(
-    program: CompiledProgram, device: Any, library: Any, threads: Mapping[str, int], path: Path | None
-) -> dict[str, Any]:
-    """Return the pipeline states by function; several threads make them. ``threads``: the size of the largest
-    threadgroup by function."""
-    archive = None if path is None else _Archive(device, path)
-    shared, indirect = int(device.maxThreadgroupMemoryLength()), available(device)
+class _Pipelines:
+    """Makes the pipeline states of a program's functions. ``threads``: the size of the largest threadgroup by function;
+    ``archive``: where machine code is kept, or None."""
 
-    def state_of(name: str, function: Any, as_command: bool) -> tuple[Any, Any]:
+    def __init__(
+        self, program: CompiledProgram, device: Any, library: Any, threads: Mapping[str, int], archive: _Archive | None
+    ):
+        self._program, self._device, self._library = program.name, device, library
+        self._threads, self._archive = threads, archive
+        self._shared, self._indirect = int(device.maxThreadgroupMemoryLength()), available(device)
+
+    def make(self) -> dict[str, Any]:
+        """Return the pipeline states by function; several threads make them."""
+        with ThreadPoolExecutor(max(env.usable_cpus(), 1)) as pool:
+            pipelines = dict(zip(self._threads, pool.map(self._make_in_thread, self._threads), strict=True))
+        if self._archive is not None:
+            self._archive.save()
+        return pipelines
+
+    def _make_in_thread(self, name: str) -> Any:
+        with autorelease_pool():
+            state = self._make(name)
+            self._check(name, state)
+            return state
+
+    def _make(self, name: str) -> Any:
+        """Return the state of a function: for indirect command buffers, too, if the device can and a state for them
+        runs threadgroups of this size."""
+        function = self._library.newFunctionWithName_(name)
+        if function is None:
+            raise ArtifactError(f"binary: its text has no kernel {name!r}; compile the model again")
+        state, error = self._state_of(name, function, self._indirect)
+        if self._indirect and (state is None or state.maxTotalThreadsPerThreadgroup() < self._threads[name]):
+            _log.debug("%s cannot be an indirect command: %s", name, _text(error))
+            state, error = self._state_of(name, function, False)
+        if state is None:
+            raise BackendError(f"kernel {name} of program {self._program!r}: {_text(error)}")
+        return state
+
+    def _state_of(self, name: str, function: Any, as_command: bool) -> tuple[Any, Any]:
         """Return (pipeline state or None, error). ``as_command``: for indirect command buffers, too."""
         descriptor = frameworks().MTLComputePipelineDescriptor.alloc().init()
         descriptor.setComputeFunction_(function)
         descriptor.setLabel_(name)
         descriptor.setSupportIndirectCommandBuffers_(as_command)
-        if archive is not None:
-            archive.look_in(descriptor)
-        made = device.newComputePipelineStateWithDescriptor_options_reflection_error_(descriptor, 0, None, None)
-        if archive is not None and made[0] is not None:
-            archive.keep(descriptor)
+        if self._archive is not None:
+            self._archive.look_in(descriptor)
+        made = self._device.newComputePipelineStateWithDescriptor_options_reflection_error_(descriptor, 0, None, None)
+        if self._archive is not None and made[0] is not None:
+            self._archive.keep(descriptor)
         return made[0], made[-1]
 
-    def make(name: str) -> Any:
-        function = library.newFunctionWithName_(name)
-        if function is None:
-            raise ArtifactError(f"binary: its text has no kernel {name!r}; compile the model again")
-        state, error = state_of(name, function, indirect)
-        if indirect and (state is None or state.maxTotalThreadsPerThreadgroup() < threads[name]):
-            _log.debug("%s cannot be an indirect command: %s", name, _text(error))
-            state, error = state_of(name, function, False)
-        if state is None:
-            raise BackendError(f"kernel {name} of program {program.name!r}: {_text(error)}")
-        if state.maxTotalThreadsPerThreadgroup() < threads[name]:
+    def _check(self, name: str, state: Any) -> None:
+        """Raise ``BackendError`` if the device cannot run threadgroups of the size or with the memory that the program
+        needs."""
+        most, needed, device = state.maxTotalThreadsPerThreadgroup(), self._threads[name], self._device.name()
+        if most < needed:
             raise BackendError(
-                f"kernel {name} of program {program.name!r} has threadgroups of {threads[name]} threads; "
-                f"{device.name()} runs {state.maxTotalThreadsPerThreadgroup()} at most, because it has no registers "
-                "for more; report this"
+                f"kernel {name} of program {self._program!r} has threadgroups of {needed} threads; {device} runs "
+                f"{most} at most, because it has no registers for more; report this"
             )
-        if state.staticThreadgroupMemoryLength() > shared:
+        memory = state.staticThreadgroupMemoryLength()
+        if memory > self._shared:
             raise BackendError(
-                f"kernel {name} of program {program.name!r} takes {state.staticThreadgroupMemoryLength()} bytes of "
-                f"threadgroup memory; {device.name()} has {shared}; report this"
+                f"kernel {name} of program {self._program!r} takes {memory} bytes of threadgroup memory; {device} has "
+                f"{self._shared}; report this"
             )
-        return state
-
-    def make_in_thread(name: str) -> Any:
-        with autorelease_pool():
-            return make(name)
-
-    with ThreadPoolExecutor(max(env.usable_cpus(), 1)) as pool:
-        pipelines = dict(zip(threads, pool.map(make_in_thread, threads), strict=True))
-    if archive is not None:
-        archive.save()
-    return pipelines
 
 
 def _archive_path(device: Any, text: str, language: str) -> Path | None:
