@@ -9,7 +9,7 @@ import numpy as np
 from ..graph import interp
 from ..graph.graph import Graph
 from ..weights import packing
-from ..weights.format import PANELS, find_layout
+from ..weights.format import Order, find_layout
 from .anchors import Conv2d, Convolution, DepthwiseConv2d, Gemm, WinogradConv2d
 from .kernel import Pack
 
@@ -68,7 +68,7 @@ def _stored_operands(k: Gemm, layout_name: str, packed: Array) -> list[Array]:
     w = packing.unpack_matrix(packed, layout_name, k.n * (1 + k.dual), k.k).astype(np.float32)
     if not k.dual:
         return [w.T[None]]
-    turns = w.reshape(-1, 2, layout.panel if layout.order == PANELS else 1, k.k)
+    turns = w.reshape(-1, 2, layout.panel if layout.order is Order.PANELS else 1, k.k)
     return [turns[:, i].reshape(k.n, k.k).T[None] for i in (0, 1)]
 
 

@@ -24,8 +24,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ..support import env
-from .format import ROWS as ROW_ORDER
-from .format import Layout, Read, Real, Shape
+from .format import Layout, Order, Read, Real, Shape
 
 ROWS = 4
 PIECE = 8  # columns
@@ -83,7 +82,7 @@ class Coded(Protocol):
 class BlockRows(Layout):
     """The layout of rows of a block format; see the module."""
 
-    order = ROW_ORDER
+    order = Order.ROWS
     panel = ROWS
     alignment = _SECTOR
     max_rows = 1

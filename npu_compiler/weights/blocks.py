@@ -21,7 +21,7 @@ import numpy as np
 from ..support.errors import IncompressibleError
 from .block_rows import BlockRows
 from .block_rows import Parts as Parts
-from .format import PANEL, PANELS, BlockFormat, Layout, Read, Real, Shape
+from .format import PANEL, BlockFormat, Layout, Order, Read, Real, Shape
 
 _GROUP, _LANES, _HALVES = 4, 16, 2
 _CHUNK = 2**24  # codes that are packed at a time: temporary arrays have several bytes a code
@@ -107,7 +107,7 @@ class CodeBlocks(BlockFormat):
 class BlockPanels(Layout):
     """The layout of panels of a format of small codes; see the module."""
 
-    order = PANELS
+    order = Order.PANELS
     panel = PANEL
 
     def __init__(self, format: CodeBlocks):

@@ -19,7 +19,7 @@ import numpy as np
 from ..support.errors import IncompressibleError
 from .block_rows import BlockRows, Parts
 from .blocks import by_column, by_field, divided, half_of, times_power
-from .format import PANEL, PANELS, BlockFormat, Layout, Read, Real, Shape
+from .format import PANEL, BlockFormat, Layout, Order, Read, Real, Shape
 
 _CHUNK = 2**24  # elements that are packed at a time
 _FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -156,7 +156,7 @@ class ByteFormat(BlockFormat):
 class BytePanels(Layout):
     """The layout of panels of a format of bytes; see the module."""
 
-    order = PANELS
+    order = Order.PANELS
     panel = PANEL
 
     def __init__(self, format: ByteFormat):

@@ -5,13 +5,7 @@ bit; the graph does not mention it. A :class:`BlockFormat` replaces the elements
 bytes, within a stated error. In the graph that is a ``quantize`` node (elements to blocks) and a ``dequantize`` node
 (blocks to elements), so that the graph states the numbers that the program computes with.
 
-A *layout* is the order of a format's bytes for one kind of micro-kernel:
-
-========== ===========================================================================================
-``panels`` the targets whose micro-kernels compute a panel of output columns at once (``TargetConfig.panel``)
-``rows``   the targets that read a weight row by row (``panel`` 0): the SIMT kernels
-========== ===========================================================================================
-
+A *layout* is the order of a format's bytes for one kind of micro-kernel (:class:`Order`).
 Every layout has one reader, the kernel code that loads its bytes into registers and decodes them there. The reader of a
 format of this package is a file of the target named after the format (``targets/cpu/kernels/bf16c12.h``); that of
 another format is the layout's ``reader``. A matrix is a weight [N, K]: N output columns, K the reduced dim.
@@ -28,6 +22,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -42,11 +37,17 @@ Shape = tuple[int, ...]
 Read = Callable[[Any], Any]  # from the position of a byte to its value, an integer
 Real = Callable[[Any], Any]  # from an integer to float32
 
-PANELS, ROWS = "panels", "rows"
 PANEL = 32  # output columns of a panel of the CPU target, as in its kernels/storage.h
 LOSSLESS = "bf16c12"  # changes no number
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _BUILT_IN = Path(__file__).with_name("formats")
+
+
+class Order(Enum):
+    """The kinds of micro-kernels that read weights."""
+
+    PANELS = "panels"  # they compute a panel of output columns at once (``TargetConfig.panel``)
+    ROWS = "rows"  # they read a weight row by row (``panel`` 0), as the SIMT kernels do
 
 
 class Layout(ABC):
@@ -54,7 +55,7 @@ class Layout(ABC):
 
     Attributes:
         name: 'FORMAT.LAYOUT', as kernels, recipes and artifacts refer to it.
-        order: 'panels' or 'rows'.
+        order: the kind of micro-kernels that read it.
         panel: output columns in one row of the packed array.
         alignment: the bytes of such a row are a multiple of it.
         max_rows: maximum rows of the left operand that the reader supports (None: any number). For a product of more
@@ -63,7 +64,7 @@ class Layout(ABC):
     """
 
     name: str
-    order: str
+    order: Order
     panel: int
     alignment: int = 64
     max_rows: int | None = None
@@ -123,7 +124,7 @@ class WeightFormat(ABC):
 
     def layout(self, panel: int) -> Layout | None:
         """Return the layout for a target with this ``TargetConfig.panel``; None if such targets have no reader."""
-        order = PANELS if panel else ROWS
+        order = Order.PANELS if panel else Order.ROWS
         return next((x for x in self.layouts if x.order == order and x.panel == (panel or x.panel)), None)
 
     def stores(self, n: int, k: int, dtype: str) -> bool:
@@ -184,8 +185,11 @@ def register_format(format: WeightFormat) -> None:
     if not _NAME.fullmatch(format.name) or format.name in _built_in() or format.name == "none":
         raise ConfigError(f"{format.name!r} cannot name a weight format: it is taken or not like {_NAME.pattern}")
     for layout in format.layouts:
-        if layout.name.partition(".")[0] != format.name or layout.order not in (PANELS, ROWS):
-            raise ConfigError(f"layout {layout.name!r} of weight format {format.name!r}: name it '{format.name}.…'")
+        where = f"layout {layout.name!r} of weight format {format.name!r}"
+        if layout.name.partition(".")[0] != format.name:
+            raise ConfigError(f"{where}: name it '{format.name}.…'")
+        if not isinstance(layout.order, Order):
+            raise ConfigError(f"{where}: its order is {layout.order!r}; it can be {', '.join(map(str, Order))}")
     _registered[format.name] = format
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from npu_compiler.support.errors import IncompressibleError
-from npu_compiler.weights.format import PANELS, BlockFormat, Layout, Shape
+from npu_compiler.weights.format import BlockFormat, Layout, Order, Shape
 
 SCALE_BYTES, PANEL = 4, 32
 
@@ -16,7 +16,7 @@ class Panels(Layout):
     """Of 32 rows of the matrix: their scales, then a byte of each for every element of the reduced dim."""
 
     name = "rows8.panels"
-    order = PANELS
+    order = Order.PANELS
     panel = PANEL
     reader = Path(__file__).with_name("rows8.h")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from npu_compiler.support.errors import ArtifactError, CompileError, ConfigError
 from npu_compiler.weights import format as registry
 from npu_compiler.weights.blocks import CodeBlocks
 from npu_compiler.weights.bytes import ByteFormat
-from npu_compiler.weights.format import ROWS, BlockFormat, WeightFormat, known_formats, layout_for, weight_format
+from npu_compiler.weights.format import BlockFormat, Order, WeightFormat, known_formats, layout_for, weight_format
 from npu_compiler.weights.packing import pack, packed_spec, unpack_matrix
 from npu_runtime import load_weights
 from npu_runtime.llm.loader import _CompiledFile, _weight_key, companions, compiler_identity
@@ -139,11 +140,25 @@ def test_a_target_without_a_reader_lists_what_it_reads() -> None:
         compile_ir(_linear(), "metal", weights="rows8")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"name": "rows9.panels"}, "layout 'rows9.panels' of weight format 'other': name it 'other.…'"),
+        ({"name": "other.panels", "order": "panels"}, "its order is 'panels'; it can be Order.PANELS, Order.ROWS"),
+    ],
+)
+def test_a_layout_without_a_name_or_an_order_is_refused(wrong: dict[str, str], message: str) -> None:
+    layout = type("Wrong", (Panels,), wrong)()
+    other = type("Other", (Rows8,), {"name": "other", "layouts": (layout,)})()
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        registry.register_format(other)
+
+
 def test_a_layout_that_a_target_cannot_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not replaced by plain weights in silence."""
 
     class Rows(Panels):
-        name, order = "rows8.rows", ROWS
+        name, order = "rows8.rows", Order.ROWS
 
     monkeypatch.setattr(Rows8, "layouts", (Rows(),))
     with pytest.raises(CompileError, match=r"no reader for weights in rows8\.rows"):

@@ -23,7 +23,7 @@ import numpy as np
 
 from ....support import dtypes, env
 from ....support.errors import IncompressibleError
-from ...format import PANEL, PANELS, Layout, Shape
+from ...format import PANEL, Layout, Order, Shape
 
 CODES = 16
 HEAD_BYTES = 64
@@ -37,7 +37,7 @@ class Panels(Layout):
     """The layout 'bf16c12.panels': uint8 [panels, :func:`panel_bytes`]."""
 
     name = "bf16c12.panels"
-    order = PANELS
+    order = Order.PANELS
     panel = PANEL
 
     def packed_shape(self, n: int, c: int) -> Shape | None:

@@ -27,8 +27,7 @@ import numpy as np
 from ....support import dtypes, env
 from ....support.errors import IncompressibleError
 from ...block_rows import PIECE, ROWS
-from ...format import ROWS as ROW_ORDER
-from ...format import Layout, Shape
+from ...format import Layout, Order, Shape
 
 SCALES = 2 * ROWS  # bytes of the scales of four rows
 _SECTOR = 32  # bytes: scales and outliers of four rows start at multiples of a memory transaction
@@ -81,7 +80,7 @@ class Rows4(Layout):
     """The layout 'bf16c12.rows4': uint8 [N / 4, bytes of four rows]."""
 
     name = "bf16c12.rows4"
-    order = ROW_ORDER
+    order = Order.ROWS
     panel = ROWS
     alignment = _SECTOR
     max_rows = 1
