@@ -350,7 +350,7 @@ def test_the_family_of_a_mac(chip: str, family: str) -> None:
 @pytest.mark.parametrize("call", [target_config, get_backend])
 def test_a_target_that_is_no_text(call: Callable[[Any], object]) -> None:
     """As when the third argument of build() is taken for the keyword arguments, which torch.export.export has there."""
-    with pytest.raises(ConfigError, match=r"^target is of type dict: pass a name \(cpu, cuda, metal\), or one such as"):
+    with pytest.raises(ConfigError, match=r"^target is of type dict: pass a name \(cpu, cuda, metal.*\), or one such"):
         call({"x": 1})
 
 
