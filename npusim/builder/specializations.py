@@ -105,15 +105,17 @@ def _own_forwards(model: torch.nn.Module | torch.export.ExportedProgram) -> Iter
     """Modules whose ``forward`` is a built model, as in a pipeline that computes with it, have that of their class."""
     import torch
 
-    from .model import Model
-
     modules = model.modules() if isinstance(model, torch.nn.Module) else ()
-    replaced = [(m, vars(m).pop("forward")) for m in modules if isinstance(vars(m).get("forward"), Model)]
+    replaced = [(m, vars(m).pop("forward")) for m in modules if _is_built(vars(m).get("forward"))]
     try:
         yield
     finally:
         for module, built in replaced:
             module.forward = built
+
+
+def _is_built(forward: Any) -> bool:
+    return isinstance(getattr(forward, "_by_shape", None), Specializations)
 
 
 def require_npu(plan: PartitionPlan) -> None:
