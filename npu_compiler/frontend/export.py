@@ -32,6 +32,7 @@ from .decompose import decompose
 from .mutations import ArgumentChanges, by_key
 from .pytrees import register_caches
 from .shared_memory import sharing_advice
+from .traceable import traceable_modules
 from .translate import NeedsFunctionalForm, translate
 from .zero_points import without_zero_points
 
@@ -68,6 +69,8 @@ def capture(
         example_kwargs: the keyword arguments of forward.
         name: ``model_name`` of the result; None: the class name.
         strict: passed to ``torch.export``; True traces with TorchDynamo.
+
+    Distributions do not check their parameters and samples unless they were made with ``validate_args=True``.
 
     State in plain Python attributes is refused, because torch.export would make constants of it. If forward changes
     such an attribute, the model runs twice in PyTorch, and the change is accepted if both results are equal.
@@ -239,7 +242,8 @@ def _export(
     register_caches(model)
     args, kwargs = pytree.tree_map_only(np.ndarray, to_torch, (args, kwargs))
     arguments, attributes = ArgumentChanges(model, watch=not strict), Attributes(model, watch=not strict)
-    with _eval_mode(model), torch.inference_mode(False), _ordinary_tensors(model), arguments, attributes:
+    ordinary = _ordinary_tensors(model)
+    with _eval_mode(model), torch.inference_mode(False), ordinary, traceable_modules(), arguments, attributes:
         args, kwargs = pytree.tree_map_only(torch.Tensor, _ordinary, (args, kwargs))
         try:
             with _quiet():

@@ -1,0 +1,44 @@
+"""Branches in PyTorch's own Python code that ask for values of tensors though results do not depend on the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.nn.modules import transformer
+
+__all__ = ["traceable_modules"]
+
+
+@contextmanager
+def traceable_modules() -> Iterator[None]:
+    """PyTorch's modules without such branches, which ``torch.export`` cannot trace.
+
+    ``torch.nn.Transformer`` and its parts ask whether a mask is the causal one. The answer is only a hint: if it is no,
+    they use the mask. Distributions check their parameters and samples, unless ``validate_args`` is false; TorchDynamo
+    turns these checks off too. ``Module.to`` replaces parameters by themselves, which fails while they are traced.
+    """
+    with (
+        mock.patch.object(transformer, "_detect_is_causal_mask", _is_causal),
+        mock.patch.object(torch.distributions.Distribution, "_validate_args", False),
+        mock.patch.object(torch.nn.Module, "_apply", _applied(torch.nn.Module._apply)),
+    ):
+        yield
+
+
+def _is_causal(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    return is_causal is True
+
+
+def _applied(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """``Module._apply`` that leaves a module as it is if ``fn`` returns all of its tensors unchanged."""
+
+    def applied(self: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        tensors = [*self.parameters(recurse), *self.buffers(recurse)]
+        with torch.no_grad():
+            return self if all(fn(t) is t for t in tensors) else apply(self, fn, recurse)
+
+    return applied
