@@ -264,7 +264,10 @@ def _example(spec: TensorSpec, value: Any) -> Any:
 
 def _versions(module: Any, plan: PartitionPlan) -> dict[str, tuple[Any, int]]:
     """Return by key the tensors of ``module`` that share memory with the weights, each with PyTorch's count of writes.
-    Buffers that the model writes are excluded, because only their initial contents are read."""
+    Buffers that the model writes are excluded, because only their initial contents are read. A module's extra state is
+    no tensor."""
+    import torch
+
     written = {u.key for u in plan.ir.state}
-    tensors = {k: t for k, t in module.state_dict().items() if k not in written}
+    tensors = {k: t for k, t in module.state_dict().items() if k not in written and isinstance(t, torch.Tensor)}
     return {k: (t, t._version) for k, t in tensors.items() if t.device.type == "cpu" and not t.is_inference()}

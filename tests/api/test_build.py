@@ -321,3 +321,21 @@ def test_a_copy_of_a_strided_argument_is_changed(copy: Callable[[torch.Tensor], 
 
     x = torch.randn(2, 4, 3).mT
     assert torch.equal(npusim.build(Fn(forward), (x,))(x), x)
+
+
+def test_modules_with_extra_state_are_built() -> None:
+    """A state_dict has whatever ``get_extra_state`` returns beside the tensors."""
+
+    class Versioned(torch.nn.Linear):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"version": 2}
+
+        def set_extra_state(self, state: Any) -> None: ...
+
+    model, x = torch.nn.Sequential(Versioned(3, 2)).eval(), torch.ones(1, 3)
+    built = npusim.build(model, (x,))
+    with torch.no_grad():
+        torch.testing.assert_close(built(x), model(x))
+        model[0].weight.mul_(2)
+        built.load_weights(model.state_dict())
+        torch.testing.assert_close(built(x), model(x))
