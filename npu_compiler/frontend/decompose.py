@@ -146,6 +146,9 @@ class _Decomposer:
         if op is None or depth == _MAX_DEPTH:
             raise _Stays(f"{node.target} has no lowering, and no decomposition that means the same")
         body = self._trace(node, op)
+        outputs = next(n for n in body.graph.nodes if n.op == "output").args[0]
+        if any(new is None for _, new in _results(node, outputs)):
+            raise _Stays(f"{op} has no lowering, and its decomposition lacks a result that is used")
         for inner in list(body.graph.nodes):
             if inner.op == "call_function":
                 known = isinstance(inner.target, torch._ops.OpOverload) or inner.target is operator.getitem

@@ -1,4 +1,5 @@
-"""Decompositions that PyTorch lacks: of ops in mixture-of-experts layers, and where images go into a text."""
+"""Decompositions that PyTorch lacks: of ops in mixture-of-experts layers and recommenders, of bilinear layers, and
+where images go into a text."""
 
 from __future__ import annotations
 
@@ -64,10 +65,56 @@ def masked_scatter(self: torch.Tensor, mask: torch.Tensor, source: torch.Tensor)
     return torch.where(flags[:, None], values, self.expand(shape).reshape(-1, row)).reshape(shape)
 
 
+def bilinear(
+    input1: torch.Tensor, input2: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """``input1`` [..., I] times each matrix of ``weight`` [O, I, J] times ``input2`` [..., J]. Returns [..., O]."""
+    outputs, rows, columns = weight.shape
+    left = input1 @ weight.transpose(0, 1).reshape(rows, outputs * columns)
+    left = left.reshape(*input1.shape[:-1], outputs, columns)
+    product = (left @ input2[..., None])[..., 0]
+    return product if bias is None else product + bias
+
+
+def embedding_bag(
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: torch.Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Any:
+    """Reduce the rows ``indices`` [N] of ``weight`` [V, D] in bags, of which bag b starts at ``offsets[b]``: mode 0 is
+    the sum, 1 the mean, 2 the maximum. Rows ``padding_idx`` do not count; empty bags are zero. Returns [B, D], and None
+    for the three results that are for the gradient only."""
+    bags = offsets.shape[0] - include_last_offset
+    if weight.dtype != torch.float32 or bags == 0 or indices.shape[0] == 0:
+        return NotImplemented  # PyTorch sums half precision in float32
+    counts = (indices != (-1 if padding_idx is None else padding_idx))[:, None]
+    bag = torch.bucketize(torch.arange(indices.shape[0]), offsets[:bags].to(torch.int64), right=True) - 1
+    rows = weight.index_select(0, indices)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights[:, None]
+    size = rows.new_zeros(bags, 1).index_add(0, bag, counts.to(rows.dtype))
+    if mode == 2:
+        start, place = rows.new_full((bags, rows.shape[1]), -math.inf), bag[:, None].expand_as(rows)
+        best = start.scatter_reduce(0, place, torch.where(counts, rows, -math.inf), "amax")
+        return torch.where(size > 0, best, 0.0), None, None, None
+    total = rows.new_zeros(bags, rows.shape[1]).index_add(0, bag, torch.where(counts, rows, 0.0))
+    return (total / size.clamp(min=1) if mode == 1 else total), None, None, None
+
+
 OWN_DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "aten._grouped_mm.default": grouped_mm,
+    "aten.bilinear.default": bilinear,
+    "aten.embedding_bag.default": embedding_bag,
+    "aten.embedding_bag.padding_idx": embedding_bag,
     "aten.histc.default": histc,
     "aten.masked_scatter.default": masked_scatter,
     "transformers.grouped_mm_fallback.default": grouped_mm,
 }
-"""By op. A function returns ``NotImplemented`` for arguments for which the op should not be decomposed."""
+"""By op. A function returns ``NotImplemented`` for arguments for which the op should not be decomposed, and None among
+several results for one that it does not compute: the op is not decomposed if that is used."""

@@ -58,6 +58,12 @@ def check(model: nn.Module, *args: Any, tolerance: float = 2e-6) -> PartitionPla
     return plan
 
 
+IDS = torch.tensor([1, 2, 8, 0, 2, 2, 5, 3, 3, 7, 1, 4])
+STARTS, ENDS = (
+    torch.tensor([0, 4, 4, 6, 11]),
+    torch.tensor([0, 4, 4, 6, 12]),
+)  # with an empty bag and, of 2s, a padded one
+
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...]]] = {
     "LSTM": (lambda: nn.LSTM(3, 4, 2, batch_first=True), (normal(2, 3, 3),)),
     "LSTM, both directions": (lambda: nn.LSTM(3, 4, bidirectional=True), (normal(3, 1, 3),)),
@@ -83,6 +89,16 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...]]] = {
     "diag_embed": (lambda: Fn(lambda m, x: torch.diag_embed(x, 1)), (normal(2, 3),)),
     "quantile": (lambda: Fn(lambda m, x: torch.quantile(x, 0.3, dim=-1)), (normal(2, 5),)),
     "bucketize": (lambda: Fn(lambda m, x: torch.bucketize(x, torch.arange(-2.0, 3.0))), (normal(9),)),
+    "bilinear": (lambda: nn.Bilinear(3, 4, 5), (normal(2, 2, 3), normal(2, 2, 4))),
+    "bags of one size": (lambda: nn.EmbeddingBag(9, 4, mode="mean"), (IDS.reshape(3, 4),)),
+    "sums of bags, an empty one": (lambda: nn.EmbeddingBag(9, 4, mode="sum", padding_idx=2), (IDS, STARTS)),
+    "means of bags": (lambda: nn.EmbeddingBag(9, 4, padding_idx=2), (IDS, STARTS)),
+    "maxima of bags": (lambda: nn.EmbeddingBag(9, 4, mode="max", padding_idx=2), (IDS, STARTS)),
+    "bags with an end": (lambda: nn.EmbeddingBag(9, 4, mode="max", include_last_offset=True), (IDS.int(), ENDS.int())),
+    "weighted bags": (
+        lambda: Fn(lambda m, i, o, w: m.bag(i, o, per_sample_weights=w), bag=nn.EmbeddingBag(9, 4, mode="sum")),
+        (IDS, STARTS, normal(12)),
+    ),
     "in a no_grad region": (lambda: Fn(torch.no_grad()(lambda m, x: torch.kron(x, x) + 1)), (normal(2, 3),)),
 }
 
@@ -116,6 +132,13 @@ def test_an_op_stays_whole_if_only_a_part_would_be_native() -> None:
     reason = plan.reasons["cdist"]
     assert reason.rule == "no_kernel" and "aten._cdist_forward.default" in reason.detail
     assert not any("_cdist_forward" in n.op_type for n in plan.ir.nodes)
+
+
+def test_an_op_stays_whole_if_its_decomposition_lacks_a_used_result() -> None:
+    model = Fn(lambda m, i, o: m.bag(i, o), bag=nn.EmbeddingBag(9, 4)).eval()
+    model.function = lambda m, i, o: torch.embedding_bag(m.bag.weight, i, o, mode=1)[:3:2]
+    plan = check(model, IDS, STARTS)
+    assert "lacks a result" in plan.reasons["embedding_bag"].detail
 
 
 def test_long_loops_are_not_unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
