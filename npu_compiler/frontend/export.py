@@ -243,7 +243,7 @@ def _export(
     args, kwargs = pytree.tree_map_only(np.ndarray, to_torch, (args, kwargs))
     arguments, attributes = ArgumentChanges(model, watch=not strict), Attributes(model, watch=not strict)
     ordinary = _ordinary_tensors(model)
-    with _eval_mode(model), torch.inference_mode(False), ordinary, traceable_modules(), arguments, attributes:
+    with _eval_mode(model), torch.inference_mode(False), ordinary, traceable_modules(model), arguments, attributes:
         args, kwargs = pytree.tree_map_only(torch.Tensor, _ordinary, (args, kwargs))
         try:
             with _quiet():

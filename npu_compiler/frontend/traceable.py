@@ -1,4 +1,4 @@
-"""Branches in PyTorch's own Python code that ask for values of tensors though results do not depend on the answer."""
+"""Modules in forms that torch.export can trace: without branches on values that do not matter, and scripted ones."""
 
 from __future__ import annotations
 
@@ -14,19 +14,29 @@ __all__ = ["traceable_modules"]
 
 
 @contextmanager
-def traceable_modules() -> Iterator[None]:
-    """PyTorch's modules without such branches, which ``torch.export`` cannot trace.
+def traceable_modules(model: torch.nn.Module) -> Iterator[None]:
+    """Replace what ``torch.export`` cannot trace in PyTorch's own modules, though results do not depend on it.
 
     ``torch.nn.Transformer`` and its parts ask whether a mask is the causal one. The answer is only a hint: if it is no,
     they use the mask. Distributions check their parameters and samples, unless ``validate_args`` is false; TorchDynamo
     turns these checks off too. ``Module.to`` replaces parameters by themselves, which fails while they are traced.
+    Methods of a ``ScriptModule`` are interpreted: under ``torch.export``, PyTorch calls the Python function of which a
+    method was made, with one argument too many. A method that is looked up anew does not know that function.
     """
+    scripted = [m for m in model.modules() if isinstance(m, torch.jit.ScriptModule)]
+    methods = [(m, n, v) for m in scripted for n, v in vars(m).items() if isinstance(v, torch._C.ScriptMethod)]
+    for module, name, _ in methods:
+        del vars(module)[name]
     with (
         mock.patch.object(transformer, "_detect_is_causal_mask", _is_causal),
         mock.patch.object(torch.distributions.Distribution, "_validate_args", False),
         mock.patch.object(torch.nn.Module, "_apply", _applied(torch.nn.Module._apply)),
     ):
-        yield
+        try:
+            yield
+        finally:
+            for module, name, method in methods:
+                vars(module)[name] = method
 
 
 def _is_causal(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:

@@ -1,4 +1,4 @@
-"""Branches in PyTorch's own modules that ask for values of tensors do not keep models from being captured."""
+"""Branches on values in PyTorch's own modules, and scripted parts, do not keep models from being captured."""
 
 from __future__ import annotations
 
@@ -43,12 +43,27 @@ def decoder() -> nn.Module:
 # A mask of the causal one's shape that is another one: the hint must not replace it.
 BAND = torch.ones(5, 5, dtype=torch.bool).triu(1) | torch.ones(5, 5, dtype=torch.bool).tril(-3)
 
+
+class Loop(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > 2:
+            x = x * 2
+        for _ in range(2):
+            x = self.linear(x).relu()
+        return x
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any], tuple[Any, ...]]] = {
     "a causal mask": (encoder, causal, (torch.randn(2, 5, 8),)),
     "another mask": (encoder, lambda m, x, mask: m(x, mask), (torch.randn(2, 5, 8), BAND)),
     "a decoder's mask": (decoder, lambda m, x, mask: m(x, x, mask), (torch.randn(2, 5, 8), BAND)),
     "parameters of a distribution": (lambda: nn.Linear(8, 8), log_prob, (torch.randn(3, 8),)),
     "Module.to": (lambda: nn.Linear(8, 8), lambda m, x: m.to(x.device)(x), (torch.randn(3, 8),)),
+    "a scripted part": (lambda: torch.jit.script(Loop()), lambda m, x: m(x) + m.linear(x), (torch.randn(3, 8),)),
     "Module.float of a tree": (encoder, lambda m, x: m.float()(x), (torch.randn(2, 5, 8),)),
 }
 
