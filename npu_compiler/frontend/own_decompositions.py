@@ -1,5 +1,5 @@
-"""Decompositions that PyTorch lacks: of ops in mixture-of-experts layers and recommenders, of bilinear layers, and
-where images go into a text."""
+"""Decompositions that PyTorch lacks: of ops in mixture-of-experts layers and recommenders, of bilinear layers and
+distances, and where images go into a text."""
 
 from __future__ import annotations
 
@@ -76,6 +76,15 @@ def bilinear(
     return product if bias is None else product + bias
 
 
+def cdist(x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, compute_mode: int | None = None) -> torch.Tensor:
+    """The ``p``-norms of the differences of all rows of ``x1`` [..., P, M] and ``x2`` [..., R, M]. Returns [..., P, R].
+    Differences lose less than the product of matrices by which PyTorch computes large ones."""
+    difference = x1.unsqueeze(-2) - x2.unsqueeze(-3)
+    if difference.numel() == 0 or difference.numel() > _MAX_COMPARISONS:
+        return NotImplemented
+    return torch.linalg.vector_norm(difference, p, -1)
+
+
 def embedding_bag(
     weight: torch.Tensor,
     indices: torch.Tensor,
@@ -110,6 +119,7 @@ def embedding_bag(
 OWN_DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "aten._grouped_mm.default": grouped_mm,
     "aten.bilinear.default": bilinear,
+    "aten.cdist.default": cdist,
     "aten.embedding_bag.default": embedding_bag,
     "aten.embedding_bag.padding_idx": embedding_bag,
     "aten.histc.default": histc,

@@ -90,6 +90,14 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...]]] = {
     "quantile": (lambda: Fn(lambda m, x: torch.quantile(x, 0.3, dim=-1)), (normal(2, 5),)),
     "bucketize": (lambda: Fn(lambda m, x: torch.bucketize(x, torch.arange(-2.0, 3.0))), (normal(9),)),
     "bilinear": (lambda: nn.Bilinear(3, 4, 5), (normal(2, 2, 3), normal(2, 2, 4))),
+    **{
+        f"distances, p={p}": (
+            lambda p=p: Fn(lambda m, x, y: torch.cdist(x, y, p)),
+            (normal(5, 3), normal(2, 4, 3)),
+        )
+        for p in (0.0, 1.0, 2.0, 2.5, float("inf"))
+    },
+    "many distances": (lambda: Fn(lambda m, x: torch.cdist(x, x + 1)), (normal(30, 3),)),
     "bags of one size": (lambda: nn.EmbeddingBag(9, 4, mode="mean"), (IDS.reshape(3, 4),)),
     "sums of bags, an empty one": (lambda: nn.EmbeddingBag(9, 4, mode="sum", padding_idx=2), (IDS, STARTS)),
     "means of bags": (lambda: nn.EmbeddingBag(9, 4, padding_idx=2), (IDS, STARTS)),
@@ -128,10 +136,10 @@ def test_what_depends_on_weights_alone_costs_nothing_per_run() -> None:
 
 
 def test_an_op_stays_whole_if_only_a_part_would_be_native() -> None:
-    plan = check(Fn(lambda m, x: (torch.cdist(x, x * 2) + 1).relu()).eval(), normal(3, 4))
-    reason = plan.reasons["cdist"]
-    assert reason.rule == "no_kernel" and "aten._cdist_forward.default" in reason.detail
-    assert not any("_cdist_forward" in n.op_type for n in plan.ir.nodes)
+    plan = check(Fn(lambda m, x: (torch.linalg.cholesky(x @ x.mT) + 1).relu()).eval(), normal(3, 4))
+    reason = plan.reasons["linalg_cholesky"]
+    assert reason.rule == "no_kernel" and "aten.linalg_cholesky_ex.default" in reason.detail
+    assert not any("cholesky_ex" in n.op_type for n in plan.ir.nodes)
 
 
 def test_an_op_stays_whole_if_its_decomposition_lacks_a_used_result() -> None:
