@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .ir import IRGraph, OpNode, StateUpdate, TensorSpec
+from .ir import GETITEM, IRGraph, OpNode, StateUpdate, TensorSpec, selected
 
 _REAL = {"complex64": "float32", "complex128": "float64"}
 _SAME = ("aten.clone.default", "aten.alias.default", "aten.detach.default", "aten.contiguous.default")
@@ -25,9 +25,11 @@ def complex_as_pairs(ir: IRGraph) -> IRGraph:
     if not any(t.dtype in _REAL for n in ir.nodes for t in (*n.inputs, *n.outputs)):
         return ir
     pairs = _Pairs(ir)
-    for node in ir.nodes:
-        if not pairs.add(node):
-            return ir
+    try:
+        for node in ir.nodes:
+            pairs.add(node)
+    except _Unknown:
+        return ir
     kept = (*ir.graph_outputs, *(u.value for u in ir.state))
     if any(t.dtype in _REAL for t in kept):
         return ir
@@ -36,6 +38,10 @@ def complex_as_pairs(ir: IRGraph) -> IRGraph:
     constants = {k: _parts(v) if k in pairs.constants else v for k, v in ir.constants.items()}
     weights = [_paired(t) if t.name in pairs.constants else t for t in ir.weights]
     return replace(ir, nodes=pairs.nodes, graph_outputs=outputs, state=state, constants=constants, weights=weights)
+
+
+class _Unknown(Exception):
+    """Raised for an op that is not known here, or whose arguments do not fit it."""
 
 
 def _paired(t: TensorSpec) -> TensorSpec:
@@ -70,43 +76,40 @@ class _Pairs:
         self.constants.add(key)
         return _paired(t)
 
-    def add(self, node: OpNode) -> bool:
-        """Add a node, or what replaces it. Returns False if that is unknown."""
+    def add(self, node: OpNode) -> None:
+        """Add a node, or what replaces it. Raises ``_Unknown``."""
         self.node = node
         inputs = [self.reads(t) for t in node.inputs]
         if not any(t.dtype in _REAL for t in (*node.inputs, *node.outputs)):
             self.nodes.append(replace(node, inputs=inputs))
-            return True
-        if node.graphs or not all(t.is_static for t in (*node.inputs, *node.outputs)):
-            return False
-        if any(t.dtype in _REAL for t in inputs):
-            return False  # a weight or an input of the graph
+            return
+        if node.graphs or not inputs or not all(t.is_static for t in (*node.inputs, *node.outputs)):
+            raise _Unknown
+        if any(t.dtype in _REAL for t in inputs):  # a weight or an input of the graph
+            raise _Unknown
         if node.op_type in _SPLITS:
             self.split(inputs)
-            return True
+            return
         if len(node.outputs) != 1:
-            return False
+            raise _Unknown
         made = self.replaced(inputs)
-        if made is None:
-            return False
         if node.outputs[0].dtype in _REAL:
             self.real[node.name, 0] = made
         else:  # results keep their names
             self.nodes.append(OpNode(node.name, "aten.alias.default", [made], node.outputs, location=node.location))
-        return True
 
-    def replaced(self, x: list[TensorSpec]) -> TensorSpec | None:
-        """Return the tensor that stands for the result of the node, given those for its inputs."""
+    def replaced(self, x: list[TensorSpec]) -> TensorSpec:
+        """Return the tensor that stands for the result of the node, given those for its inputs. Raises ``_Unknown``."""
         node, attrs = self.node, self.node.attrs
         out, is_complex = node.outputs[0], [t.dtype in _REAL for t in node.inputs]
         base = node.op_type
-        if base == "<built-in function getitem>":
-            return x[attrs["index"]]
-        if base in _LAYOUTS and is_complex == [True] * len(x):
+        if base == GETITEM:
+            return self.reads(selected(node))
+        if base in _LAYOUTS and all(is_complex):
             return self.pair(base, *x, **_LAYOUTS[base](attrs, len(node.inputs[0].shape)))
         if base in _GATHERS and is_complex[0] and not any(is_complex[1:]):
             return self.pair(base, *x, **_GATHERS[base](attrs, len(node.inputs[0].shape)))
-        if base == "aten.pad_sequence.default":
+        if base == "aten.pad_sequence.default" and all(is_complex):
             return self.padded(x)
         if base in _RESHAPES:
             return self.pair("aten.reshape.default", x[0], shape=[*out.shape, 2])
@@ -114,10 +117,10 @@ class _Pairs:
             return self.pair(base, x[0], size=[*out.shape, 2])
         if base in _SAME or base in ("aten.view_as_complex.default", "aten.view_as_real.default"):
             return x[0]
-        if base == "aten.polar.default":
+        if base == "aten.polar.default" and len(x) == 2:
             parts = (self.real_op(f"aten.{f}.default", x[1]) for f in ("cos", "sin"))
             return self.both(*(self.real_op("aten.mul.Tensor", x[0], p) for p in parts))
-        if base == "aten.complex.default":
+        if base == "aten.complex.default" and len(x) == 2:
             return self.both(x[0], x[1])
         if base in ("aten.real.default", "aten.imag.default"):
             return self.part(x[0], base == "aten.imag.default")
@@ -129,7 +132,7 @@ class _Pairs:
             return self.pair(base, x[0])
         if base in ("aten.mul.Tensor", "aten.div.Tensor"):
             return self.scaled_or_product(x, is_complex)
-        return None
+        raise _Unknown
 
     def split(self, x: list[TensorSpec]) -> None:
         """Add a split along a dim of complex numbers."""
@@ -140,13 +143,13 @@ class _Pairs:
         self.nodes.append(OpNode(name, node.op_type, x, made, attrs, location=node.location))
         self.real |= {(node.name, i): replace(t, producer=(name, i)) for i, t in enumerate(made)}
 
-    def padded(self, x: list[TensorSpec]) -> TensorSpec | None:
+    def padded(self, x: list[TensorSpec]) -> TensorSpec:
         """Return sequences of complex numbers, padded at their ends with zeros and stacked."""
-        node, attrs = self.node, self.node.attrs
-        if attrs.get("padding_value", 0) or attrs.get("padding_side", "right") != "right":
-            return None
+        attrs, shape = self.node.attrs, self.node.outputs[0].shape
+        if attrs.get("padding_value", 0) or attrs.get("padding_side", "right") != "right" or len(shape) < 2:
+            raise _Unknown
         dim = 0 if attrs.get("batch_first") else 1
-        length = node.outputs[0].shape[1 - dim]
+        length = shape[1 - dim]
         rows = [self.lengthened(t, length) if t.shape[0] < length else t for t in x]
         return self.pair("aten.stack.default", *rows, _tensor_list_sizes=[len(rows)], dim=dim)
 
@@ -154,10 +157,10 @@ class _Pairs:
         pad = [0] * (2 * len(x.shape) - 1) + [length - x.shape[0]]
         return self.emit("aten.constant_pad_nd.default", [x], (length, *x.shape[1:]), {"pad": pad, "value": 0.0})
 
-    def scaled_or_product(self, x: list[TensorSpec], is_complex: list[bool]) -> TensorSpec | None:
+    def scaled_or_product(self, x: list[TensorSpec], is_complex: list[bool]) -> TensorSpec:
         base, attrs = self.node.op_type, self.node.attrs
-        if is_complex == [True]:
-            return self.pair(base, x[0], **attrs) if isinstance(attrs.get("other"), int | float) else None
+        if is_complex == [True] and isinstance(attrs.get("other"), int | float):
+            return self.pair(base, x[0], **attrs)
         if is_complex == [True, True] and base == "aten.mul.Tensor":
             (a, b), (c, d) = ((self.part(t, False), self.part(t, True)) for t in x)
             products = [self.real_op("aten.mul.Tensor", *p) for p in ((a, c), (b, d), (a, d), (b, c))]
@@ -167,7 +170,7 @@ class _Pairs:
         if is_complex == [False, True] and base == "aten.mul.Tensor":
             x = [x[1], x[0]]
         elif is_complex != [True, False]:
-            return None
+            raise _Unknown
         factor = x[1]
         if factor.dtype != self.dtype():
             factor = self.emit("aten.to.dtype", [factor], factor.shape, {"dtype": self.dtype()})
@@ -220,18 +223,27 @@ def _dim(name: str, beyond: int = 0) -> Callable[[dict[str, Any], int], dict[str
     more dims the result has."""
 
     def changed(attrs: dict[str, Any], rank: int) -> dict[str, Any]:
-        dim = attrs.get(name, 0)
+        dim = _whole(attrs.get(name, 0))
         return {**attrs, name: dim + rank + beyond if dim < 0 else dim}
 
     return changed
 
 
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise _Unknown
+    return value
+
+
 def _swap(attrs: dict[str, Any], rank: int) -> dict[str, Any]:
-    return {k: v + rank if v < 0 else v for k, v in attrs.items()}
+    return {k: v + rank if _whole(v) < 0 else v for k, v in attrs.items()}
 
 
 def _order(attrs: dict[str, Any], rank: int) -> dict[str, Any]:
-    return {"dims": [*(d % rank for d in attrs["dims"]), rank]}
+    dims = attrs.get("dims")
+    if not isinstance(dims, list) or len(dims) != rank:
+        raise _Unknown
+    return {"dims": [*(_whole(d) % rank for d in dims), rank]}
 
 
 def _as_is(attrs: dict[str, Any], rank: int) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ from torch import nn
 
 import npusim
 from npu_compiler import load_ir, save_ir
+from npu_compiler.aten.complex_pairs import complex_as_pairs
+from npu_compiler.aten.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.frontend import capture
 
 
@@ -63,6 +67,13 @@ class Tables(nn.Module):
         return tuple(torch.view_as_real(f) for f in found)
 
 
+class Mixed(nn.Module):
+    """PyTorch pads real numbers as complex ones if the first are complex."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(torch.nn.utils.rnn.pad_sequence([torch.complex(x, y), x[:2]], batch_first=True))
+
+
 class Unknown(nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.view_as_real(torch.complex(x, y).sqrt())
@@ -111,8 +122,28 @@ def test_constants_are_saved_as_pairs(tmp_path: Path) -> None:
         torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
 
 
-def test_an_unknown_op_leaves_the_graph_as_it_is() -> None:
-    model = Unknown()
+@pytest.mark.parametrize("op", ["transpose.int", "unsqueeze.default", "permute.default"])
+@pytest.mark.parametrize("bad", [None, 1.5, [1]])
+def test_arguments_that_do_not_fit_leave_the_graph_as_it_is(op: str, bad: object) -> None:
+    z, name = TensorSpec("z", (2, 3), "complex64", ("z", 0)), f"aten.{op}"
+    known = {
+        "transpose.int": {"dim0": 0, "dim1": 1},
+        "unsqueeze.default": {"dim": 0},
+        "permute.default": {"dims": [1, 0]},
+    }
+    real = [TensorSpec(n, (2, 3), "float32", (n, 0)) for n in "xy"]
+    made = OpNode("z", "aten.complex.default", real, [replace(z, producer=None)])
+
+    def paired(attrs: dict[str, Any]) -> bool:
+        moved = OpNode("moved", name, [z], [TensorSpec("moved", (3, 2), "complex64")], attrs)
+        ir = IRGraph("m", real, [], [], {}, [made, moved])
+        return complex_as_pairs(ir) is not ir
+
+    assert paired(known[op]) and not paired(dict.fromkeys(known[op], bad))
+
+
+@pytest.mark.parametrize("model", [Unknown(), Mixed()], ids=lambda m: type(m).__name__)
+def test_an_unknown_op_leaves_the_graph_as_it_is(model: nn.Module) -> None:
     args = _args(model)
     built = npusim.build(model, args)
     assert any("complex" in t.dtype for n in built.plan.ir.nodes for t in n.outputs)
