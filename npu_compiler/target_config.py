@@ -177,7 +177,7 @@ class CompileChoices:
     speed_over_memory: bool = False
 
     def check(self, config: TargetConfig) -> None:
-        """Raise ``ConfigError`` if there is no such choice, or if the target does not have it."""
+        """Raise ``ConfigError`` if a choice is unknown, or if the target does not have it."""
         if self.float32_precision not in config.float32_precisions:
             known = ", ".join(repr(p) for p in config.float32_precisions)
             precision = f"float32_precision={self.float32_precision!r}"

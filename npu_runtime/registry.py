@@ -48,7 +48,7 @@ def backend_class(name: str) -> Callable[..., Backend]:
 
 def get_backend(name: str, **options: Any) -> Backend:
     """Return a new backend by target name, e.g. ``get_backend('cpu', threads=2)``. Raises ``BackendError`` if there is
-    none, ``ConfigError`` if the name is no text.
+    none, ``ConfigError`` if the name is not text.
 
     A device after a colon, as in 'cuda:sm_80', concerns the compiler and is ignored here.
     """

@@ -49,8 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _prepare_streams() -> None:
-    """Open what the caller closed. Text that an encoding cannot express is escaped on output, and on input left to
-    whoever takes the text."""
+    """Open what the caller closed. Text that an encoding cannot express is escaped on output; on input, it passes, and
+    the command that reads it refuses it."""
     for name, errors in (("stdin", "surrogateescape"), ("stdout", "backslashreplace"), ("stderr", "backslashreplace")):
         stream = getattr(sys, name)
         if stream is None:

@@ -40,8 +40,8 @@ def plan_model(ir: IRGraph, target: str, args: argparse.Namespace) -> PartitionP
     return plan
 
 
-def refuse_placement(args: argparse.Namespace) -> None:
-    """Raise ``InputError`` for options that language models do not have."""
+def refuse_graph_options(args: argparse.Namespace) -> None:
+    """Raise ``InputError`` for options of single graphs, which language models do not have."""
     if args.force_cpu or not args.minimise_transfers:
         raise InputError(
             "--force-cpu and --no-minimise-transfers do not apply to a language model: its program runs whole on the "

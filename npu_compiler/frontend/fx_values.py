@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.export.graph_signature import InputKind, InputSpec
 
 from ..aten.ir import DataSize, TensorSpec
 from ..support.errors import CaptureError
@@ -29,6 +30,13 @@ def value_spec(name: str, value: Any, where: str) -> TensorSpec:
     if isinstance(value, list | tuple):
         raise CaptureError(f"{where}: its result has a list of tensors among others, which the IR does not express")
     return TensorSpec(name, static_shape(value, where), dtype_name(value.dtype, where))
+
+
+def is_idle_sparse(node: torch.fx.Node, spec: InputSpec) -> bool:
+    """Whether ``node`` is a sparse buffer or parameter, which the IR cannot hold, and nothing reads it."""
+    value = node.meta["val"]
+    sparse = isinstance(value, torch.Tensor) and value.layout is not torch.strided
+    return sparse and not node.users and spec.kind is not InputKind.USER_INPUT
 
 
 def static_shape(value: torch.Tensor, where: str) -> tuple[int, ...]:

@@ -12,21 +12,28 @@ from torch.export.graph_signature import InputKind
 from ..support.errors import CaptureError
 from .aliases import storage_id
 
-__all__ = ["check_writes", "sharing_advice", "tie"]
+__all__ = ["check_writes", "first_keys", "sharing_advice"]
 
 _HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
-def tie(t: torch.Tensor) -> object:
+def first_keys(program: ExportedProgram, keys: Iterable[str]) -> dict[str, str]:
+    """Return for each of ``keys`` of the state_dict the first one of the same tensor; empty tensors are left out."""
+    first: dict[object, str] = {}
+    held = {key: t for key in keys if isinstance(t := program.state_dict.get(key), torch.Tensor) and t.numel()}
+    return {key: first.setdefault(_tie(t), key) for key, t in held.items()}
+
+
+def _tie(t: torch.Tensor) -> object:
     """Return a key that tied weights have in common: they are the same elements of the same memory."""
     return storage_id(t), t.storage_offset(), t.dtype, t.shape, t.stride()
 
 
 def check_writes(program: ExportedProgram, written: Iterable[str]) -> None:
     """Raise ``CaptureError`` if another weight that the graph uses has a part of the memory of a ``written`` one."""
-    ties = {tie(t) for key in written if (t := _held(program, key)) is not None}
-    for key, t, other in _overlapping(program):
-        if tie(t) in ties:
+    ties = {_tie(t) for key in written if (t := _held(program, key)) is not None}
+    for key, t, other in _overlapping(program) if ties else ():
+        if _tie(t) in ties:
             raise CaptureError(f"forward writes to {key!r}{_advice(key, other)}")
 
 
@@ -53,7 +60,7 @@ def _overlapping(program: ExportedProgram, tied: bool = False) -> Iterator[tuple
     for group in groups.values():
         for key, t in group:
             for other, u in group:
-                if key != other and (tied or tie(t) != tie(u)) and _overlap(t, u):
+                if key != other and (tied or _tie(t) != _tie(u)) and _overlap(t, u):
                     yield key, t, other
 
 

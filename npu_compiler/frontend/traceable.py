@@ -17,9 +17,9 @@ __all__ = ["traceable_modules"]
 def traceable_modules(model: torch.nn.Module) -> Iterator[None]:
     """Replace what ``torch.export`` cannot trace in PyTorch's own modules, though results do not depend on it.
 
-    ``torch.nn.Transformer`` and its parts ask whether a mask is the causal one. The answer is only a hint: if it is no,
+    ``torch.nn.Transformer`` and its parts ask whether a mask is the causal one. The answer is only a hint: without it,
     they use the mask. Distributions check their parameters and samples, unless ``validate_args`` is false; TorchDynamo
-    turns these checks off too. ``Module.to`` replaces parameters by themselves, which fails while they are traced.
+    turns these checks off, too. ``Module.to`` replaces parameters by themselves, which fails while they are traced.
     Methods of a ``ScriptModule`` are interpreted: under ``torch.export``, PyTorch calls the Python function of which a
     method was made, with one argument too many. A method that is looked up anew does not know that function.
     """

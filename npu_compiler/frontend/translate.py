@@ -20,14 +20,14 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..aten.complex_pairs import complex_as_pairs
 from ..aten.data_dependent import ASSERTION, CONTROL_FLOW, NUMBER_OPS
-from ..aten.ir import IRGraph, OpNode, StateUpdate, TensorSpec
+from ..aten.ir import GETITEM, IRGraph, OpNode, StateUpdate, TensorSpec
 from ..support.errors import CaptureError
 from .aliases import Aliases, Key, row_major
 from .arguments import STATIC_ADVICE, Arguments, Number, describe_node, read_arguments
 from .flex_attention import flex_attention_graph
-from .fx_values import is_number, node_results, static_shape, value_spec
+from .fx_values import is_idle_sparse, is_number, node_results, static_shape, value_spec
 from .locations import location_of
-from .shared_memory import check_writes, tie
+from .shared_memory import check_writes, first_keys
 from .tensors import dtype_name, tensor_to_numpy
 
 __all__ = ["NeedsFunctionalForm", "translate"]
@@ -70,13 +70,6 @@ def translate(
     return complex_as_pairs(_Translator(program, name, trust_storages, notes or {}, written).graph())
 
 
-def _is_idle_sparse(node: torch.fx.Node, spec: Any) -> bool:
-    """Whether ``node`` is a sparse buffer or parameter, which the IR cannot hold, and nothing reads it."""
-    value = node.meta["val"]
-    sparse = isinstance(value, torch.Tensor) and value.layout is not torch.strided
-    return sparse and not node.users and spec.kind is not InputKind.USER_INPUT
-
-
 @dataclass
 class _Multi:
     """The outputs of a node with several; ``position`` maps an index in torch's tuple to one in the IR."""
@@ -112,11 +105,8 @@ class _Translator:
         placeholders = [n for n in top.graph.nodes if n.op == "placeholder"]
         specs = self.program.graph_signature.input_specs
         self.names.update(spec.arg.name for spec in specs)
-        env = {
-            n: self._placeholder(n, spec)
-            for n, spec in zip(placeholders, specs, strict=True)
-            if not _is_idle_sparse(n, spec)
-        }
+        held = [(n, spec) for n, spec in zip(placeholders, specs, strict=True) if not is_idle_sparse(n, spec)]
+        env = {n: self._placeholder(n, spec) for n, spec in held}
         self._map_tied_weights()
         self._results(self._region(top, env))
         self._drop_idle_numbers()
@@ -229,12 +219,9 @@ class _Translator:
 
     def _map_tied_weights(self) -> None:
         """Placeholders of tied weights all map to the first key: checkpoints often hold no other."""
-        first: dict[object, str] = {}
-        for placeholder, key in self.out.weight_name_mapping.items():
-            t = self.program.state_dict.get(key)
-            if isinstance(t, torch.Tensor) and t.numel():
-                self.first_key[key] = first.setdefault(tie(t), key)
-                self.out.weight_name_mapping[placeholder] = self.first_key[key]
+        keys = self.out.weight_name_mapping
+        self.first_key = first_keys(self.program, keys.values())
+        keys.update({placeholder: self.first_key.get(key, key) for placeholder, key in keys.items()})
 
     # ------------------------------------------------------------------------------------------------- nodes
 
@@ -352,7 +339,7 @@ class _Translator:
         name = self._unique(node.name)
         output = TensorSpec(name, picked.shape, picked.dtype)
         inputs = [t if i in source.numbers else self._resolve(t) for i, t in enumerate(source.specs)]
-        self.out.nodes.append(OpNode(name, "<built-in function getitem>", inputs, [output], {"index": position}))
+        self.out.nodes.append(OpNode(name, GETITEM, inputs, [output], {"index": position}))
         if position in source.numbers:
             return Number(TensorSpec(name, picked.shape, picked.dtype, (name, 0)))
         self.aliases.define((name, 0), node.meta["val"], [self.out.key(picked)])

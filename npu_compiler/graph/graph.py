@@ -53,8 +53,8 @@ from .expr import Expr
 LEAVES = frozenset(("input", "weight", "state", "const"))
 VIEWS = frozenset(("reshape", "permute", "expand", "slice"))
 LOOPS = frozenset(("pointwise", "reduce"))
-# Scans of an extreme together with its position: the kind -> that of the extreme alone.
 SCATTER_MODES = ("set", "add", "mul", "maximum", "minimum")
+# Scans of an extreme together with its position: the kind -> that of the extreme alone.
 SCAN_EXTREMES = {"argmax": "max", "argmin": "min"}
 
 

@@ -254,20 +254,20 @@ declare_triangle("triu", lambda offset: offset >= 0)
 
 
 _LONG = 4  # int64, as the schema names it
-_TRIANGLES = (S(4, 4), S(3, 5, 1), S(5, 3, -2), S(4, 4, 2, dtype="int32"), S(0, 3), S(2, 2, 5))
+_LISTS = (S(4, 4), S(3, 5, 1), S(5, 3, -2), S(4, 4, 2, dtype="int32"), S(0, 3), S(2, 2, 5))
 
 
 def _pair(graph: Graph, found: tuple[np.ndarray, ...], dtype: str | int) -> Value:
     return graph.const(np.stack(found).astype(dt.numpy_dtype("int64" if dtype == _LONG else dt.parse(dtype))))
 
 
-@lowers("aten.tril_indices.default", samples=_TRIANGLES, dtypes=ONCE)
+@lowers("aten.tril_indices.default", samples=_LISTS, dtypes=ONCE)
 def tril_indices(graph: Graph, row: int, col: int, offset: int = 0, *, dtype: str | int = _LONG) -> Value:
     """Row and column of every element on or below a diagonal."""
     return _pair(graph, np.tril_indices(row, offset, col), dtype)
 
 
-@lowers("aten.triu_indices.default", samples=_TRIANGLES, dtypes=ONCE)
+@lowers("aten.triu_indices.default", samples=_LISTS, dtypes=ONCE)
 def triu_indices(graph: Graph, row: int, col: int, offset: int = 0, *, dtype: str | int = _LONG) -> Value:
     """Row and column of every element on or above a diagonal."""
     return _pair(graph, np.triu_indices(row, offset, col), dtype)

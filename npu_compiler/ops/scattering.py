@@ -173,11 +173,11 @@ def scatter_value_with(self: Value, dim: int, index: Value, value: Scalar, *, re
     return elements_at(self, dim, index, filled(self, index.shape, value), _old_mode(reduce))
 
 
-Put = Callable[[Value, Value | Scalar, str], Value]  # (base, what is written, mode) -> the result
-
-
-def _combined(self: Value, src: Value, reduce: str, include_self: bool, put: Put) -> Value:
-    """Combine elements of ``src`` for one place with each other, and with its old value or without it."""
+def _combined(
+    self: Value, dim: int, index: Value, src: Value, reduce: str, include_self: bool, writes: Callable[..., Value]
+) -> Value:
+    """Combine elements of ``src`` for one place with each other, and with its old value or without it. ``writes``:
+    :func:`slices_at` or :func:`elements_at`."""
     wide = dt.opmath(self.dtype)
     lowest, highest = dt.extremes(wide)
     modes: dict[str, tuple[str, Scalar]] = {
@@ -187,6 +187,11 @@ def _combined(self: Value, src: Value, reduce: str, include_self: bool, put: Put
     if reduce not in modes:
         raise ValueError(f"reduce argument must be one of {', '.join(modes)}, not {reduce!r}")
     mode, start = modes[reduce]
+
+    def put(base: Value, what: Value | Scalar, mode: str) -> Value:
+        what = what if isinstance(what, Value) else filled(base, src.shape, what)
+        return writes(base, dim, index, what, mode)
+
     base = self.cast(wide)
     if not include_self:
         base = put(base, start, "set")
@@ -207,12 +212,7 @@ _REDUCTIONS = tuple((how, own) for how in ("sum", "mean", "prod", "amax", "amin"
 )
 def scatter_reduce(self: Value, dim: int, index: Value, src: Value, reduce: str, *, include_self: bool = True) -> Value:
     """Elements for one place are combined, with or without its old value."""
-
-    def put(base: Value, src: Value | Scalar, mode: str) -> Value:
-        what = src if isinstance(src, Value) else filled(base, index.shape, src)
-        return elements_at(base, dim, index, what, mode)
-
-    return _combined(self, src, reduce, include_self, put)
+    return _combined(self, dim, index, src, reduce, include_self, elements_at)
 
 
 @lowers(
@@ -227,12 +227,7 @@ def index_reduce(
     self: Value, dim: int, index: Value, source: Value, reduce: str, *, include_self: bool = True
 ) -> Value:
     """Slices for one position of a dim are combined, with or without its old slice."""
-
-    def put(base: Value, src: Value | Scalar, mode: str) -> Value:
-        what = src if isinstance(src, Value) else filled(base, source.shape, src)
-        return slices_at(base, dim, index, what, mode)
-
-    return _combined(self, source, reduce, include_self, put)
+    return _combined(self, dim, index, source, reduce, include_self, slices_at)
 
 
 # -- advanced indexing -------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ DECODING = 16  # scalar operations that look up an element of a table in blocks,
 
 ANCHORS_WITH_EPILOGUE = frozenset(("matmul", "conv2d"))
 
-Claims = dict[Node, list[Node]]  # from a node that is no loop nest to the pointwise nodes that its kernel computes, too
+Claims = dict[Node, list[Node]]  # from a node that is not a loop nest to the pointwise nodes that join its kernel
 
 
 @dataclass(eq=False)

@@ -38,8 +38,8 @@ _SHARE = 16  # of the space left when it was last counted: other processes may s
 
 
 def obstacle(root: Path) -> str:
-    """Return why ``root``, a section of a cache directory, is no directory or another user could have written to it,
-    and how to fix that; '' if neither is so.
+    """Return what is wrong with ``root``, a section of a cache directory, and how to fix that: it is not a directory,
+    or another user could have written to it. '' if nothing is wrong.
 
     The section and the cache directory must belong to this user or to root, and neither group nor others may write to
     them. A directory above them may be world-writable only if it is sticky, like /tmp: otherwise another user could
@@ -57,7 +57,7 @@ def obstacle(root: Path) -> str:
         except OSError:  # it will be created, or writing to it will fail
             continue
         if path in (resolved, resolved.parent):
-            if not stat.S_ISDIR(found.st_mode):  # in particular /dev/null, whose mode is nobody's to change
+            if not stat.S_ISDIR(found.st_mode):  # such as /dev/null, whose mode must stay as it is
                 return f"{path} is not a directory; set NPU_CACHE_DIR to one"
             if not _owned(found):
                 return f"{path} belongs to user {found.st_uid}; set NPU_CACHE_DIR to a directory of your own"

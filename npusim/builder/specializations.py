@@ -265,7 +265,7 @@ def _example(spec: TensorSpec, value: Any) -> Any:
 def _versions(module: Any, plan: PartitionPlan) -> dict[str, tuple[Any, int]]:
     """Return by key the tensors of ``module`` that share memory with the weights, each with PyTorch's count of writes.
     Buffers that the model writes are excluded, because only their initial contents are read. A module's extra state is
-    no tensor."""
+    not a tensor."""
     import torch
 
     written = {u.key for u in plan.ir.state}

@@ -17,7 +17,7 @@ from npu_runtime.model import Model
 from ..builtin import BUILTINS
 from ..console import Result, Table
 from ..latency import HEADER, bound_call, interleaved, torch_call
-from ..placement import plan_model, refuse_placement
+from ..placement import plan_model, refuse_graph_options
 from ..random_arrays import random_array, random_weights
 from ..sources import (
     is_language_model,
@@ -89,7 +89,7 @@ def _language_model(args: argparse.Namespace) -> Result:
     """Measure greedy decoding after a random prompt, end tokens ignored."""
     from .. import llm_latency
 
-    refuse_placement(args)
+    refuse_graph_options(args)
     needed = args.prompt_len + args.gen_len
     if args.max_len is None and not args.model.endswith(".npubin"):
         args.max_len = needed

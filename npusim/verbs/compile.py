@@ -17,7 +17,7 @@ from npu_compiler.target_config import default_target
 from ..builtin import BUILTINS, RANDOM, trained
 from ..classes import write_labels
 from ..console import Result, Table
-from ..placement import plan_model, refuse_placement
+from ..placement import plan_model, refuse_graph_options
 from ..program_files import emit_source, save_program
 from ..sources import activations, is_language_model, read_model, refuse_language_options
 from ..weight_errors import error_blocks, weight_errors
@@ -146,7 +146,7 @@ def _language_model(args: argparse.Namespace) -> Result:
     from npu_compiler.support.text import si
     from npu_runtime.llm.loader import Loader, save_manifest
 
-    refuse_placement(args)
+    refuse_graph_options(args)
     if args.float32_precision != "highest":
         raise InputError("--float32-precision is not an option of language models")
     if args.until or args.dump:

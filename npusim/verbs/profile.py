@@ -13,7 +13,7 @@ from npu_compiler.support.progress import step
 from npu_compiler.target_config import default_target
 
 from ..console import Result, Table
-from ..placement import plan_model, refuse_placement
+from ..placement import plan_model, refuse_graph_options
 from ..profiling import compare as comparison
 from ..profiling.report import HEADER, ProfileReport, read_report
 from ..random_arrays import random_array, random_weights
@@ -68,7 +68,7 @@ def _model(args: argparse.Namespace) -> Any:
     from npu_runtime.partitioned.dag_executor import DAGExecutor
 
     if is_language_model(args.model):
-        refuse_placement(args)
+        refuse_graph_options(args)
         if args.max_len is None and not args.model.endswith(".npubin"):
             args.max_len = max(args.prompt_len, args.cache_len + 1)
         return load_language_model(args)

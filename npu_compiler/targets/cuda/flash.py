@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...schedule.anchors import Attention
 from ...schedule.kernel import Operand
-from ..simt.kernels.flash import flash_sizes, has_tiles, is_flash, mask_and_positions
+from ..simt.kernels.flash import flash_sizes, has_aligned_rows, has_tiles, is_flash, mask_and_positions
 from ..simt.lang.dialect import SUBGROUP, Dialect
 from ..simt.lang.emission import Emission
 from ..simt.lang.function import Function, blocks
@@ -24,7 +24,8 @@ def supports_attention(kernel: Attention, dialect: Dialect) -> bool:
         return False
     size, out = kernel.inputs[0].shape[3], kernel.outputs[0]
     fits = size == kernel.inputs[2].shape[3] <= max(WIDTHS) and kernel.splits == 1
-    stored = out.strides[3] == 1 and (_is_aligned(out) or (size in STORED and not any(s % 2 for s in out.strides[:3])))
+    by_threads = size in STORED and not any(s % 2 for s in out.strides[:3])
+    stored = out.strides[3] == 1 and (has_aligned_rows(out) or by_threads)
     rows = all(s > 0 for o in kernel.inputs[:3] for s, n in zip(o.strides, o.shape, strict=True) if n > 1)
     pays = mask_and_positions(kernel)[0] is None or not is_flash(kernel, dialect) or _mask_pays(kernel)
     return fits and stored and rows and pays
@@ -34,7 +35,8 @@ def _mask_pays(kernel: Attention) -> bool:
     """Whether a masked kernel is faster here than with ``flash.h``, which loads tiles of the mask: a mask that all
     queries share is in the cache, and large heads are limited by products."""
     keys, mask = kernel.inputs[1], kernel.inputs[3]
-    return mask.strides[2] == 0 or (keys.shape[3] > COLUMNS and keys.shape[2] >= WIDTHS[COLUMNS])
+    fills_a_tile = keys.shape[2] >= WIDTHS[COLUMNS]
+    return mask.strides[2] == 0 or (keys.shape[3] > COLUMNS and fills_a_tile)
 
 
 def emit_wgmma_flash(kernel: Attention, dialect: Dialect) -> Emission:
@@ -48,7 +50,7 @@ def emit_wgmma_flash(kernel: Attention, dialect: Dialect) -> Emission:
     rows, threads = 64 * warpgroups, 128 * warpgroups + (SUBGROUP if warpgroups == 1 else WARPGROUP)
     f.resident = 1
     types, sizes = flash_sizes(kernel, rows, keys, threads)
-    tma_store = _is_aligned(out)
+    tma_store = has_aligned_rows(out)
     arrays = [
         f.array(types["T"], "ring", SLOTS * keys * columns),
         f.array(types["T"], "qs", rows * columns),
@@ -59,15 +61,9 @@ def emit_wgmma_flash(kernel: Attention, dialect: Dialect) -> Emission:
     maps.append(f.tile_map(~0, _map(out, 64)) if tma_store else maps[0])
     operands = [f.pointer(n) if n is not None else "nullptr" for n in (mask, positions)]
     operands.append("nullptr" if tma_store else f.pointer(~0))
-    sizes = {**sizes, "D": width, "DV": width, "TILED": False, "TMA_STORE": tma_store}
-    sizes = {**sizes, "WARPGROUPS": warpgroups, "SLOTS": SLOTS}
-    f.template("flash_wgmma", "flash_wgmma.h", types, sizes, *maps, *operands, *arrays)
+    own = {"D": width, "DV": width, "TILED": False, "TMA_STORE": tma_store, "WARPGROUPS": warpgroups, "SLOTS": SLOTS}
+    f.template("flash_wgmma", "flash_wgmma.h", types, {**sizes, **own}, *maps, *operands, *arrays)
     return f.finish(blocks(sq, rows) * h * b, threads)
-
-
-def _is_aligned(out: Operand) -> bool:
-    """Whether TMA can store rows of ``out``: they begin at multiples of 16 bytes."""
-    return not any(s % 8 for s in (*out.strides[:3], out.offset))
 
 
 def _map(op: Operand, rows: int) -> TileMap:

@@ -64,7 +64,7 @@ def test_a_directory_that_others_can_write_to_is_not_used(
 
 @needs_users
 def test_what_is_no_directory_is_not_used(base: Path) -> None:
-    """Nobody is told to change its mode: it may be /dev/null."""
+    """The reason does not advise to change its mode: it may be /dev/null."""
     base.touch()
     base.chmod(0o666)
     assert open_cache("kernels").obstacle == f"{base.resolve()} is not a directory; set NPU_CACHE_DIR to one"

@@ -27,9 +27,14 @@ def has_tiles(kernel: Attention, dialect: Dialect) -> bool:
     """Whether the matrix unit can multiply tiles of queries and keys: half types, dense rows at multiples of 16 bytes,
     at least ``MIN_QUERIES`` queries."""
     q, k, v = kernel.inputs[:3]
-    dense = all(o.strides[3] == 1 and not any(s % 8 for s in (*o.strides[:3], o.offset)) for o in (q, k, v))
+    dense = all(o.strides[3] == 1 and has_aligned_rows(o) for o in (q, k, v))
     whole = q.shape[3] % 8 == v.shape[3] % 8 == 0
     return q.dtype in dialect.matrix_types and q.shape[2] >= MIN_QUERIES and not kernel.scaled and dense and whole
+
+
+def has_aligned_rows(o: Operand) -> bool:
+    """Whether the rows of operand [B, H, S, D], of a half type, begin at multiples of 16 bytes."""
+    return not any(s % 8 for s in (*o.strides[:3], o.offset))
 
 
 def on_matrix_unit(kernel: Attention, dialect: Dialect) -> bool:
