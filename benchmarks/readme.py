@@ -15,12 +15,12 @@ from typing import Any
 from korean import korean
 
 ROOT = Path(__file__).resolve().parent.parent
-README_MACHINE = "AMD EPYC (family 26), 2 CPUs"  # the README has its tables, the pages about performance those of all
+README_MACHINE = "AMD EPYC (Zen 5), 2 CPUs"  # the README has its tables, the pages about performance those of all
 
 
 def hardware() -> str:
-    """Return the name of the CPU; on a Mac, of the chip. Virtual machines call all of AMD's servers "AMD EPYC": their
-    family tells the generations apart (25: Zen 3 and 4, 26: Zen 5)."""
+    """Return the name of the CPU; on a Mac, of the chip. Virtual machines call all of AMD's servers "AMD EPYC", so the
+    generation is added."""
     if sys.platform == "darwin":
         command = ["sysctl", "-n", "machdep.cpu.brand_string"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -30,8 +30,16 @@ def hardware() -> str:
         found.setdefault(key.strip(), value.strip())
     if "model name" not in found:
         return platform.processor()
-    family = f" (family {found['cpu family']})" if found.get("vendor_id") == "AuthenticAMD" else ""
-    return f"{found['model name']}{family}, {os.cpu_count()} CPUs"
+    generation = f" ({_zen(found)})" if found.get("vendor_id") == "AuthenticAMD" else ""
+    return f"{found['model name']}{generation}, {os.cpu_count()} CPUs"
+
+
+def _zen(cpuinfo: dict[str, str]) -> str:
+    """Return the generation of an AMD CPU. Zen 3 and Zen 4 share a family, but only Zen 4 has AVX-512."""
+    family = cpuinfo["cpu family"]
+    if family == "25":
+        return "Zen 4" if "avx512f" in cpuinfo["flags"].split() else "Zen 3"
+    return {"23": "Zen 2 or older", "26": "Zen 5"}.get(family, f"family {family}")
 
 
 def results_path(kind: str, machine: str) -> Path:

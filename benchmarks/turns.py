@@ -17,6 +17,7 @@ from typing import Any
 from readme import real_time
 
 REST = 0.1  # seconds; threads of OpenMP and TBB spin for a shorter time
+SLOW = 1.0  # seconds; a contender whose call takes longer has one call in each of the first three rounds
 
 
 @dataclass(frozen=True)
@@ -28,21 +29,33 @@ class Turn:
 
 
 def take_turns(runs: dict[str, Callable[[], Any]], rounds: int, calls: int, threads: int) -> dict[str, list[Turn]]:
-    """Measure ``calls`` calls of each contender in each round, in alternating order."""
+    """Measure ``calls`` calls of each contender in each round, in alternating order; slow ones less often."""
     turns: dict[str, list[Turn]] = {name: [] for name in runs}
-    for run in runs.values():
-        for _ in range(3):
-            run()
+    slow = {name for name, run in runs.items() if _is_slow(run)}
     for number in range(rounds):
         for name, run in list(runs.items())[:: 1 if number % 2 == 0 else -1]:
-            turns[name].append(_turn(run, calls, threads))
+            if name not in slow:
+                turns[name].append(_turn(run, calls, threads, warm_ups=1))
+            elif number < 3:
+                turns[name].append(_turn(run, 1, threads, warm_ups=0))
     return turns
 
 
-def _turn(run: Callable[[], Any], calls: int, threads: int) -> Turn:
+def _is_slow(run: Callable[[], Any]) -> bool:
+    """Warm a contender up, and return whether its calls are slow."""
+    for _ in range(3):
+        start = time.perf_counter()
+        run()
+        if time.perf_counter() - start < SLOW:
+            return False
+    return True
+
+
+def _turn(run: Callable[[], Any], calls: int, threads: int, warm_ups: int) -> Turn:
     time.sleep(REST)
     real_time(True)
-    run()
+    for _ in range(warm_ups):
+        run()
     busy, mine, start = _busy(), time.process_time(), time.perf_counter()
     taken: list[float] = []
     for _ in range(calls):
@@ -64,9 +77,11 @@ def _busy() -> float:
 
 
 def usable(*turns: list[Turn]) -> list[tuple[list[float], ...]]:
-    """Return the rounds in which the turns of all contenders are clean, or all rounds if fewer than three are."""
-    clean = [r for r in zip(*turns, strict=True) if all(t.clean for t in r)]
-    return [tuple(t.seconds for t in r) for r in (clean if len(clean) >= 3 else zip(*turns, strict=True))]
+    """Return the rounds in which the turns of all contenders are clean, or all rounds if fewer than three are. Rounds in
+    which one of them took no part are left out."""
+    rounds = list(zip(*turns, strict=False))
+    clean = [r for r in rounds if all(t.clean for t in r)]
+    return [tuple(t.seconds for t in r) for r in (clean if len(clean) >= 3 else rounds)]
 
 
 def summary(turns: list[Turn]) -> dict[str, Any]:

@@ -211,7 +211,7 @@ def memory_plan() -> str:
 
 def shares() -> dict[str, list[tuple[str, float, str]]]:
     """(workload, measured share of the limit, what limits it) for each machine, from the stored results."""
-    names = "h200.json", "cpu_resnet_amd_epyc_family_26_2_cpus.json"
+    names = "h200.json", "cpu_resnet_amd_epyc_zen_5_2_cpus.json"
     gpu, cpu = (json.loads((RESULTS / name).read_text()) for name in names)
     parts: dict[str, Any] = gpu["parts"]
     reading = parts["bandwidth"]["read_tb_per_s"] * 1e12
