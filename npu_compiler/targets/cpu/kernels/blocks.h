@@ -78,32 +78,35 @@ template <class Format> struct Codes {
 #endif
     }
   }
-#if NPU_AVX512
-  typedef uint16_t words __attribute__((vector_size(64)));
-  template <int B> NPU_INLINE words wide_plane(const char* from) {  // the fields of odd elements in odd words
-    const vi32 x = plane<B>(from, 0);
+#if NPU_AVX512 || NPU_AVX2
+  typedef uint16_t words __attribute__((vector_size(VL * 4)));
+  template <int B> NPU_INLINE words wide_plane(const char* from, int v) {  // the fields of odd elements in odd words
+    const vi32 x = plane<B>(from, v);
     if constexpr (B == 4) return (words)x;
     else if constexpr (B == 2) return (words)((x & 0xffff) | x << 8);
     else return (words)(x | x << 12);
+  }
+  // Elements 2u and 2u + 1 of a group in two words. Without HIGH_BITS, bits above the code are not zero.
+  NPU_INLINE words pair_index(const char* group, int u, int v) {
+    const int field = 2 * u + v / HALF;
+    const words low = wide_plane<LOW_BITS>(group, v) >> LOW_BITS * field;
+    if constexpr (HIGH_BITS == 0) return low;
+    else {
+      const words high = wide_plane<HIGH_BITS>(group + LOW_BYTES, v);
+      const int left = LOW_BITS - HIGH_BITS * field;
+      const uint16_t mask = (uint16_t)((1 << LOW_BITS) - 1);
+      return (low & mask) | ((left > 0 ? high << left : high >> -left) & (uint16_t)((1 << BITS) - 1 - mask));
+    }
   }
 #endif
   // Elements 2u and 2u + 1 of a group for all columns, as pairs of bf16.
   template <int VECS> NPU_INLINE void pairs(const char* group, int u, vf (&w)[VECS]) {
 #if NPU_AVX512
-    const words low = wide_plane<LOW_BITS>(group);
-    words high = low;
-    if constexpr (HIGH_BITS > 0) high = wide_plane<HIGH_BITS>(group + LOW_BYTES);
     const uint16_t* table = VALUES<Format>.words;
     const __m512i values = _mm512_load_si512(table);
 #pragma GCC unroll 2
     for (int v = 0; v < 2; v++) {
-      const int field = 2 * u + v;
-      words i = low >> LOW_BITS * field;
-      if constexpr (HIGH_BITS > 0) {
-        const int left = LOW_BITS - HIGH_BITS * field;
-        const uint16_t mask = (uint16_t)((1 << LOW_BITS) - 1);
-        i = (i & mask) | ((left > 0 ? high << left : high >> -left) & (uint16_t)~mask);
-      }
+      const words i = pair_index(group, u, v);
       if constexpr (BITS <= 5) w[v] = (vf)_mm512_permutexvar_epi16((__m512i)i, values);
       else w[v] = (vf)_mm512_permutex2var_epi16(values, (__m512i)i, _mm512_load_si512(table + 32));
     }
@@ -367,3 +370,4 @@ template <int B> struct LargeFromBytes : LargeFrom<B, 32> {
 }  // namespace npu
 
 #include "gemv_digits.h"
+#include "words.h"

@@ -51,6 +51,10 @@ template <int N> struct FP8 : Bytes<N, 4> {
     const char* from = panel + k * PANEL + v * VL;
 #if NPU_AVX512
     return numbers(_mm_loadu_si128((const __m128i*)from));
+#elif NPU_AVX2  // both halves of 16 bytes share the first instructions
+    const __m256i bytes = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(from - v % 2 * VL)));
+    const __m256i words = _mm256_and_si256(_mm256_slli_epi16(bytes, 7), _mm256_set1_epi16((short)0xbf80));
+    return (vf)_mm256_cvtph_ps(v % 2 ? _mm256_extracti128_si256(words, 1) : _mm256_castsi256_si128(words));
 #else
     const vi32 code = ld((const uint8_t*)from, Full{}), magnitude = code & 0x7f;
     const vi32 normal = (magnitude << 20) + (112 << 23), subnormal = (vi32)(cvt<vf>(magnitude) * 0x1p-17f);

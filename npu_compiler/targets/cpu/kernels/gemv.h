@@ -169,7 +169,8 @@ NPU_NOINLINE void gemv_tile(const GemvArgs<typename Kind::Sum>& a) {
 
 template <class Kind, class Stored, int M, int PANELS>
 NPU_INLINE void multiply_panels(const GemvArgs<typename Kind::Sum>& a) {
-  if constexpr (Digits<Stored>::USED) Digits<Stored>::template tile<M, PANELS>(a);
+  if constexpr (Kind::WHOLE_BLOCKS) Kind::template tile<M, PANELS>(a);
+  else if constexpr (Digits<Stored>::USED) Digits<Stored>::template tile<M, PANELS>(a);
   else gemv_tile<Kind, Stored, M, PANELS>(a);
 }
 

@@ -24,8 +24,10 @@ struct PairOperands {
   static constexpr bool WIDEN = false;
   static constexpr int SEGMENT = SEGMENT_16;
 };
-#if NPU_SLOW_BF16_DOT
-// Panels of pairs as floats, for CPUs whose `vdpbf16ps` is slower than two multiply-adds.
+#if NPU_BF16_DOT && !NPU_SLOW_BF16_DOT
+template <> struct Operands<bf16, bf16> : PairOperands {};
+#else
+// Panels of pairs as floats, for CPUs that multiply pairs more slowly than floats.
 struct bf16_pairs {
   static constexpr int BLOCK = 0, HEAD_BYTES = 0, K_BYTES = PANEL * 2;
   static constexpr long panel_bytes(long k) { return ceil_div(k, 2) * 2 * K_BYTES; }
@@ -35,13 +37,11 @@ struct bf16_pairs {
   }
 };
 template <> struct Operands<bf16, bf16> {
-  using Kind = F32;
-  using Stored = Values<bf16_pairs, F32>;
+  using Kind = BF16F;
+  using Stored = Values<bf16_pairs, BF16F>;
   static constexpr bool WIDEN = true;
   static constexpr int SEGMENT = SEGMENT_16;
 };
-#else
-template <> struct Operands<bf16, bf16> : PairOperands {};
 #endif
 template <> struct Operands<double, double> {
   using Kind = F64;
@@ -58,9 +58,20 @@ template <> struct Operands<uint8_t, int8_t> {
 template <class TX, class Format> struct Operands<TX, stored<Format>> : Operands<TX, float> {
   using Stored = typename Format::template Storage<F32>;
 };
+#if NPU_BF16_DOT
 template <class Format> struct Operands<bf16, stored<Format>> : PairOperands {
   using Stored = typename Format::template Storage<BF16P>;
 };
+#else
+// How rows of bf16 are multiplied by weights in a format.
+template <class Format, class = void> struct BF16Rows { using Kind = BF16F; };
+template <class Format> struct Operands<bf16, stored<Format>> {
+  using Kind = typename BF16Rows<Format>::Kind;
+  using Stored = typename Format::template Storage<Kind>;
+  static constexpr bool WIDEN = true;
+  static constexpr int SEGMENT = SEGMENT_16;
+};
+#endif
 
 // Bytes of a panel of weights stored as TW for operands stored as TX, with k elements of the reduced dim.
 template <class TX, class TW> constexpr long panel_bytes(long k) {
@@ -75,6 +86,8 @@ template <class Kind, class TX> NPU_INLINE void copy_units(char* out, const TX* 
   } else if constexpr (is_same<Kind, U8S8>::value) {
     memcpy(out, x, (size_t)n);
     if (n % 4) memset(out + n, 0, (size_t)(4 - n % 4));
+  } else if constexpr (Kind::WHOLE_BLOCKS) {
+    Kind::write(out, x, n);
   } else if constexpr (is_same<TX, typename Kind::Sum>::value) {
     memcpy(out, x, (size_t)n * sizeof *x);
   } else {

@@ -64,9 +64,17 @@ template <class Kind, class T, long K, long SK, long SN> struct InPlace {
   static constexpr bool PLAIN = false, ODD_UNITS = true, HAS_BASE = false;
   static constexpr int UNIT_BYTES = 0, BLOCK_UNITS = 0;
   static constexpr long panel_bytes(long) { return PANEL * SN * (long)sizeof(T); }
+  static constexpr bool WIDEN = is_same<T, bf16>::value && Kind::X_PER_UNIT == 1;
+  static_assert(WIDEN || Kind::W_BYTES == PANEL * Kind::X_PER_UNIT * sizeof(T), "other elements are not converted");
   static NPU_NOINLINE const char* pack(const char* panel, long cols, char* buffer) {
-    static_assert(Kind::W_BYTES == PANEL * Kind::X_PER_UNIT * sizeof(T), "elements are not converted");
-    pack_panel<Kind::X_PER_UNIT>((const T*)panel, SK, SN, K, cols, (T*)buffer);
+    T* packed = (T*)buffer + (WIDEN ? K * PANEL : 0);
+    pack_panel<Kind::X_PER_UNIT>((const T*)panel, SK, SN, K, cols, packed);
+    if constexpr (WIDEN)
+      for (long k = 0; k < K; k++) {  // the last row overwrites itself
+        vf row[PANEL / VL];
+        for (int v = 0; v < PANEL / VL; v++) row[v] = ld(packed + k * PANEL + v * VL, Full{});
+        memcpy(buffer + k * Kind::W_BYTES, row, sizeof row);
+      }
     return buffer;
   }
 };

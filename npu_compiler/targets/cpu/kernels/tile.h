@@ -81,12 +81,14 @@ struct FloatSums {
   using Sum = float;
   using Vec = vf;
   static constexpr int UNIT = 4;
+  static constexpr bool WHOLE_BLOCKS = false;  // whether a unit is a sub-block of a weight format (words.h)
   NPU_INLINE vf splat_unit(const char* x) { return splat<vf>(unit(x)); }
 };
 struct DoubleSums {
   using Sum = double;
   using Vec = half_vd;
   static constexpr int UNIT = 8;
+  static constexpr bool WHOLE_BLOCKS = false;
   NPU_INLINE half_vd splat_unit(const char* x) {
 #if NPU_AVX512
     return (half_vd)_mm512_set1_pd(unit<double>(x));
@@ -106,6 +108,8 @@ struct F32 : FloatSums {
   NPU_INLINE vf ones() { return splat<vf>(1.0f); }  // a unit of weights 1
   NPU_INLINE void step(vf& acc, vf w, vf x) { mul_add(acc, w, x); }
 };
+
+struct BF16F : F32 {};  // rows of bf16, widened
 
 struct F16W : FloatSums {
   static constexpr int W_BYTES = PANEL * 2;
@@ -159,14 +163,18 @@ template <class Kind> NPU_INLINE typename Kind::Vec add_sums(typename Kind::Vec 
 
 template <class Kind, int P, int V>
 NPU_INLINE void tile_step(typename Kind::Vec (&acc)[P][V], const char* const (&xp)[P], long xk, const char* w) {
-  typename Kind::Vec wv[V];
+  if constexpr (Kind::WHOLE_BLOCKS) {
+    Kind::step_block(acc, xp, xk, w);
+  } else {
+    typename Kind::Vec wv[V];
 #pragma GCC unroll 4
-  for (int v = 0; v < V; v++) wv[v] = Kind::weights(w, v);
+    for (int v = 0; v < V; v++) wv[v] = Kind::weights(w, v);
 #pragma GCC unroll 14
-  for (int p = 0; p < P; p++) {
-    const typename Kind::Vec x = Kind::splat_unit(xp[p] + xk);
+    for (int p = 0; p < P; p++) {
+      const typename Kind::Vec x = Kind::splat_unit(xp[p] + xk);
 #pragma GCC unroll 4
-    for (int v = 0; v < V; v++) Kind::step(acc[p][v], wv[v], x);
+      for (int v = 0; v < V; v++) Kind::step(acc[p][v], wv[v], x);
+    }
   }
 }
 

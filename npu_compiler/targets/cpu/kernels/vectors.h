@@ -24,6 +24,15 @@
 #define NPU_NEON 1
 #endif
 
+// Whether the CPU multiplies pairs of bf16. NPU_SLOW_BF16_DOT: more slowly than floats. NPU_WORDS: blocks of small codes
+// are multiplied as 16-bit integers (words.h).
+#if NPU_AVX512 && defined(__AVX512BF16__) || NPU_NEON && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define NPU_BF16_DOT 1
+#endif
+#if !NPU_BF16_DOT && (NPU_AVX512 || NPU_AVX2)
+#define NPU_WORDS 1
+#endif
+
 #define NPU_INLINE static inline __attribute__((always_inline))
 #define NPU_HALF __attribute__((always_inline))
 #define NPU_NOINLINE __attribute__((noinline))
