@@ -109,9 +109,9 @@ template <class D, class TX, class TW> struct ConvPlan {
   static constexpr bool COPY = Types::WIDEN || PADDED || CG % Kind::X_PER_UNIT != 0 ||
                                D::C * D::stride_w * (long)sizeof(TX) % 4096 == 0;
   // Geometry of the input that the tiles read: the image or its copy.
-  // Bytes of neighbouring pixels stay neighbours: a row of taps is one tap, whose last unit may read the next pixel.
-  static constexpr bool BYTE_ROWS = is_same<Kind, U8S8>::value && G == 1 && D::dil_w == 1 && CG % 4 != 0;
-  static constexpr long DENSE_PIXEL = BYTE_ROWS ? CG : G * CU * Kind::UNIT;
+  // Elements of neighbouring pixels stay neighbours: a row of taps is one tap, whose last unit may read the next pixel.
+  static constexpr bool BYTE_ROWS = Kind::INTEGERS && G == 1 && D::dil_w == 1 && CG % 4 != 0;
+  static constexpr long DENSE_PIXEL = BYTE_ROWS ? CG * Kind::UNIT / 4 : G * CU * Kind::UNIT;
   static constexpr long PIXEL = !COPY ? D::C * (long)sizeof(TX) : DENSE_PIXEL + (DENSE_PIXEL * SW % 4096 == 0 ? 64 : 0);
   static constexpr long WIDTH = !COPY ? D::W : POINTWISE ? D::OW : SPAN_W;
   static constexpr long STEP_H = COPY ? SH : D::stride_h, STEP_W = COPY ? SW : D::stride_w;
@@ -138,7 +138,7 @@ template <class D, class TX, class TW> struct ConvPlan {
       choose_chunk(LIMITS, BLOCKS * D::N, G * NP, BH * D::OW * D::R * D::S * CG * PANEL);
   static constexpr long Q = BH * D::OW, Q_FIRST = ROWS.size(0) * D::OW, Q_LAST = ROWS.size(BLOCKS - 1) * D::OW;
   static constexpr long IN_ROWS = (BH - 1) * SH + (D::R - 1) * D::dil_h + 1;
-  static constexpr long COPY_BYTES = COPY ? IN_ROWS * WIDTH * PIXEL + (BYTE_ROWS ? 4 : 0) : 0;
+  static constexpr long COPY_BYTES = COPY ? IN_ROWS * WIDTH * PIXEL + (BYTE_ROWS ? Kind::UNIT : 0) : 0;
   static_assert(Q * STEP_H * WIDTH * PIXEL < (1l << 31) * D::OW, "a block of input exceeds 2 GB");
 
   static void tables(int32_t* off, long* taps) {

@@ -210,7 +210,7 @@ template <class D, class TA, class TW> constexpr bool gemm_in_pieces() {
 // Whether a product of D::M rows reads weights in streams (gemv.h).
 template <class D, class TA, class TW> constexpr bool gemv_runs() {
   using Kind = typename Operands<TA, TW>::Kind;
-  return gemv_streams(D::M, PANEL / LANES<Kind>) > 0 && !is_same<Kind, U8S8>::value;
+  return gemv_streams(D::M, PANEL / LANES<Kind>) > 0 && !Kind::INTEGERS;
 }
 
 template <class D, class TA, class TW> constexpr long gemm_scratch_bytes() {

@@ -1,9 +1,33 @@
 // Dot products of 8-bit integers, summed in int32: acc[i] += u[4i] * s[4i] + ... + u[4i + 3] * s[4i + 3], with unsigned
 // u and signed s. Exact on every CPU: no sum saturates, and none overflows for up to 2^16 products.
+//
+// The product of pairs of 16-bit integers takes the place of this where NPU_INT8_DOT is 0 (U8S8W in tile.h): `vpmaddubsw`
+// would saturate.
 #pragma once
 #include "simd.h"
 
+#if NPU_AVX512 && !defined(__AVX512VNNI__) || NPU_AVX2 && !defined(__AVXVNNI__)
+#define NPU_INT8_DOT 0
+#else
+#define NPU_INT8_DOT 1
+#endif
+
 namespace npu {
+
+#if NPU_AVX512 || NPU_AVX2
+// acc += the sums of two products of 16-bit integers in each lane.
+NPU_INLINE void dot_words(vi32& acc, vi32 w, vi32 x) {
+#if NPU_AVX512 && defined(__AVX512VNNI__)
+  __asm__("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
+#elif NPU_AVX512
+  acc += (vi32)_mm512_madd_epi16((__m512i)w, (__m512i)x);
+#elif defined(__AVXVNNI__)
+  __asm__("{vex} vpdpwssd %2, %1, %0" : "+x"(acc) : "x"(w), "x"(x));
+#else
+  acc += (vi32)_mm256_madd_epi16((__m256i)w, (__m256i)x);
+#endif
+}
+#endif
 
 #if NPU_AVX512 && defined(__AVX512VNNI__)
 // Inline assembly for the reason given at mul_add (tile.h).
@@ -13,21 +37,6 @@ NPU_INLINE void dot_u8s8(vi32& acc, vi32 u, vi32 s) {
 #elif NPU_AVX2 && defined(__AVXVNNI__)
 NPU_INLINE void dot_u8s8(vi32& acc, vi32 u, vi32 s) {
   __asm__("{vex} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(u), "x"(s));
-}
-#elif NPU_AVX512 || NPU_AVX2
-// `vpmaddubsw` would saturate, so even and odd bytes are multiplied as 16-bit integers, two of which fit in 32 bits.
-NPU_INLINE void dot_u8s8(vi32& acc, vi32 u, vi32 s) {
-  typedef int16_t vi16 __attribute__((vector_size(VL * 4)));
-  typedef uint16_t vu16 __attribute__((vector_size(VL * 4)));
-  const vi16 u_even = (vi16)((vu16)u & 0xff), u_odd = (vi16)((vu16)u >> 8);
-  const vi16 s_even = (vi16)((vu16)s << 8) >> 8, s_odd = (vi16)s >> 8;
-#if NPU_AVX512
-  acc += (vi32)_mm512_madd_epi16((__m512i)u_even, (__m512i)s_even);
-  acc += (vi32)_mm512_madd_epi16((__m512i)u_odd, (__m512i)s_odd);
-#else
-  acc += (vi32)_mm256_madd_epi16((__m256i)u_even, (__m256i)s_even);
-  acc += (vi32)_mm256_madd_epi16((__m256i)u_odd, (__m256i)s_odd);
-#endif
 }
 #elif NPU_NEON && defined(__ARM_FEATURE_MATMUL_INT8)
 NPU_INLINE void dot_u8s8(vi32& acc, vi32 u, vi32 s) {

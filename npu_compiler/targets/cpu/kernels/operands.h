@@ -50,9 +50,13 @@ template <> struct Operands<double, double> {
   static constexpr int SEGMENT = SEGMENT_F32;
 };
 template <> struct Operands<uint8_t, int8_t> {
+#if NPU_INT8_DOT
   using Kind = U8S8;
-  using Stored = Plain<U8S8>;
-  static constexpr bool WIDEN = false;
+#else
+  using Kind = U8S8W;
+#endif
+  using Stored = Plain<Kind>;
+  static constexpr bool WIDEN = !NPU_INT8_DOT;
   static constexpr int SEGMENT = SEGMENT_16;
 };
 template <class TX, class Format> struct Operands<TX, stored<Format>> : Operands<TX, float> {
@@ -86,6 +90,15 @@ template <class Kind, class TX> NPU_INLINE void copy_units(char* out, const TX* 
   } else if constexpr (is_same<Kind, U8S8>::value) {
     memcpy(out, x, (size_t)n);
     if (n % 4) memset(out + n, 0, (size_t)(4 - n % 4));
+  } else if constexpr (Kind::INTEGERS) {
+    long i = 0;
+    for (; i + 2 * VL <= n; i += 2 * VL) {
+      typename vec_of<uint8_t, 2 * VL>::type bytes;
+      memcpy(&bytes, x + i, sizeof bytes);
+      store_bytes(out + 2 * i, __builtin_convertvector(bytes, typename vec_of<uint16_t, 2 * VL>::type));
+    }
+    for (; i < n; i++) ((uint16_t*)out)[i] = x[i];
+    if (n % 4) memset(out + 2 * n, 0, (size_t)(8 - n % 4 * 2));
   } else if constexpr (Kind::WHOLE_BLOCKS) {
     Kind::write(out, x, n);
   } else if constexpr (is_same<TX, typename Kind::Sum>::value) {

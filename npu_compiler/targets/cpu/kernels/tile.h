@@ -2,7 +2,7 @@
 //
 //   acc[p][c] = sum over taps t, units k:  x[taps[t] + off[p] + UNIT * k] * w[t * len + k][c]
 //
-// A unit is UNIT bytes of x: 4 (one float, a pair of bf16, or four uint8), or a double. Weights are stored in panels of
+// A unit is UNIT bytes of x: 4 (one float, a pair of bf16, or four uint8), a double, or four 16-bit integers. Weights are stored in panels of
 // 32 columns:
 //   F32   [K][32] float      F16W  [K][32] f16, widened in registers      BF16P  [K/2][32][2] bf16
 //   U8S8  [K/4][32][4] int8, whose sums are int32; their bits are in the lanes of float vectors
@@ -81,6 +81,8 @@ struct FloatSums {
   using Sum = float;
   using Vec = vf;
   static constexpr int UNIT = 4;
+  static constexpr bool INTEGERS = false;      // whether the sums are int32
+  static constexpr bool STEPS_UNITS = false;   // whether the kind itself multiplies the units of a tile's rows
   static constexpr bool WHOLE_BLOCKS = false;  // whether a unit is a sub-block of a weight format (words.h)
   NPU_INLINE vf splat_unit(const char* x) { return splat<vf>(unit(x)); }
 };
@@ -88,7 +90,7 @@ struct DoubleSums {
   using Sum = double;
   using Vec = half_vd;
   static constexpr int UNIT = 8;
-  static constexpr bool WHOLE_BLOCKS = false;
+  static constexpr bool INTEGERS = false, STEPS_UNITS = false, WHOLE_BLOCKS = false;
   NPU_INLINE half_vd splat_unit(const char* x) {
 #if NPU_AVX512
     return (half_vd)_mm512_set1_pd(unit<double>(x));
@@ -140,6 +142,7 @@ struct BF16P : FloatSums {
 struct U8S8 : FloatSums {
   static constexpr int W_BYTES = PANEL * 4;
   static constexpr int X_PER_UNIT = 4;
+  static constexpr bool INTEGERS = true;
   NPU_INLINE vf weights(const char* w, int v) { return load_bytes<vf>(w + v * VL * 4); }
   NPU_INLINE void step(vf& acc, vf w, vf x) {
     vi32 sums = (vi32)acc;
@@ -147,6 +150,43 @@ struct U8S8 : FloatSums {
     acc = (vf)sums;
   }
 };
+
+#if !NPU_INT8_DOT
+// The same weights, for rows that are widened to 16-bit integers. A unit of x is two pairs.
+struct U8S8W : FloatSums {
+  static constexpr int UNIT = 8, W_BYTES = PANEL * 4, X_PER_UNIT = 4;
+  static constexpr bool INTEGERS = true, STEPS_UNITS = true;
+
+  // Bytes 2u and 2u + 1 of each lane, sign-extended.
+  NPU_INLINE vi32 pair(vi32 w, int u) {
+    const int low = 0x01800080 + 0x02000200 * u;
+    const __m128i order = _mm_setr_epi32(low, low + 0x04000400, low + 0x08000800, low + 0x0c000c00);
+#if NPU_AVX512
+    return (vi32)_mm512_srai_epi16(_mm512_shuffle_epi8((__m512i)w, _mm512_broadcast_i32x4(order)), 8);
+#else
+    return (vi32)_mm256_srai_epi16(_mm256_shuffle_epi8((__m256i)w, _mm256_broadcastsi128_si256(order)), 8);
+#endif
+  }
+  template <int P, int V> NPU_INLINE void step_unit(vf (&acc)[P][V], const char* const (&xp)[P], long xk, const char* w) {
+#pragma GCC unroll 2
+    for (int u = 0; u < 2; u++) {
+      vi32 wv[V];
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) wv[v] = pair(load_bytes<vi32>(w + v * VL * 4), u);
+#pragma GCC unroll 14
+      for (int p = 0; p < P; p++) {
+        const vi32 x = (vi32)splat_unit(xp[p] + xk + 4 * u);
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) {
+          vi32 sums = (vi32)acc[p][v];
+          dot_words(sums, wv[v], x);
+          acc[p][v] = (vf)sums;
+        }
+      }
+    }
+  }
+};
+#endif
 
 struct F64 : DoubleSums {
   static constexpr int W_BYTES = PANEL * 8;
@@ -157,14 +197,14 @@ struct F64 : DoubleSums {
 
 // Adds two vectors of sums.
 template <class Kind> NPU_INLINE typename Kind::Vec add_sums(typename Kind::Vec a, typename Kind::Vec b) {
-  if constexpr (is_same<Kind, U8S8>::value) return (vf)((vi32)a + (vi32)b);
+  if constexpr (Kind::INTEGERS) return (vf)((vi32)a + (vi32)b);
   else return a + b;
 }
 
 template <class Kind, int P, int V>
 NPU_INLINE void tile_step(typename Kind::Vec (&acc)[P][V], const char* const (&xp)[P], long xk, const char* w) {
-  if constexpr (Kind::WHOLE_BLOCKS) {
-    Kind::step_block(acc, xp, xk, w);
+  if constexpr (Kind::STEPS_UNITS) {
+    Kind::step_unit(acc, xp, xk, w);
   } else {
     typename Kind::Vec wv[V];
 #pragma GCC unroll 4

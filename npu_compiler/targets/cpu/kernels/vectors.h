@@ -24,13 +24,17 @@
 #define NPU_NEON 1
 #endif
 
-// Whether the CPU multiplies pairs of bf16. NPU_SLOW_BF16_DOT: more slowly than floats. NPU_WORDS: blocks of small codes
-// are multiplied as 16-bit integers (words.h).
-#if NPU_AVX512 && defined(__AVX512BF16__) || NPU_NEON && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+// NPU_BF16_DOT: whether the CPU multiplies pairs of bf16; if NPU_SLOW_BF16_DOT, more slowly than floats. NPU_WORDS: whether
+// blocks of small codes are multiplied as 16-bit integers instead (words.h).
+#if NPU_AMX || NPU_AVX512 && defined(__AVX512BF16__) || NPU_NEON && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 #define NPU_BF16_DOT 1
+#else
+#define NPU_BF16_DOT 0
 #endif
 #if !NPU_BF16_DOT && (NPU_AVX512 || NPU_AVX2)
 #define NPU_WORDS 1
+#else
+#define NPU_WORDS 0
 #endif
 
 #define NPU_INLINE static inline __attribute__((always_inline))

@@ -21,19 +21,6 @@ struct WordsHeader {  // in front of the integers of a sub-block
   int padding;
 };
 
-// acc += the sums of two products of 16-bit integers in each lane.
-NPU_INLINE void dot_words(vi32& acc, vi32 w, vi32 x) {
-#if NPU_AVX512 && defined(__AVX512VNNI__)
-  __asm__("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
-#elif NPU_AVX512
-  acc += (vi32)_mm512_madd_epi16((__m512i)w, (__m512i)x);
-#elif defined(__AVXVNNI__)
-  __asm__("{vex} vpdpwssd %2, %1, %0" : "+x"(acc) : "x"(w), "x"(x));
-#else
-  acc += (vi32)_mm256_madd_epi16((__m256i)w, (__m256i)x);
-#endif
-}
-
 NPU_INLINE vi32 nearest_integers(vf x) {
 #if NPU_AVX512
   return (vi32)_mm512_cvtps_epi32((__m512)x);
@@ -121,12 +108,12 @@ template <class Format> struct Words : FloatSums {
   // For sub-blocks of fewer elements than store_words() stores, the next header overwrites the rest.
   static constexpr int UNIT = sizeof(WordsHeader) + 2 * SUB_BLOCK;
   static constexpr int COLUMNS_BYTES = (2 + PAIRS) * TILE_COLS * 4, W_BYTES = PANEL / TILE_COLS * COLUMNS_BYTES;
-  static constexpr bool WHOLE_BLOCKS = true;
+  static constexpr bool STEPS_UNITS = true, WHOLE_BLOCKS = true;
   NPU_INLINE void write(char* out, const bf16* x, long n) { write_words<SUB_BLOCK>(out, x, n); }
 
   // Adds the products of a unit of each of P rows with V vectors of unpacked columns.
   template <int P, int V>
-  NPU_INLINE void step_block(vf (&acc)[P][V], const char* const (&xp)[P], long xk, const char* w) {
+  NPU_INLINE void step_unit(vf (&acc)[P][V], const char* const (&xp)[P], long xk, const char* w) {
     vi32 sums[P][V] = {};
     const char* pairs = w + 2 * TILE_COLS * 4;
 #pragma GCC unroll 2
