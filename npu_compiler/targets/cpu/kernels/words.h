@@ -116,7 +116,7 @@ template <class Format> struct Words : FloatSums {
   NPU_INLINE void step_unit(vf (&acc)[P][V], const char* const (&xp)[P], long xk, const char* w) {
     vi32 sums[P][V] = {};
     const char* pairs = w + 2 * TILE_COLS * 4;
-#pragma GCC unroll 2
+#pragma GCC unroll 1  // more steps spill sums
     for (int i = 0; i < PAIRS; i++, pairs += TILE_COLS * 4) {
       vi32 wv[V];
 #pragma GCC unroll 4
