@@ -1,8 +1,8 @@
-"""The table of rewrites in docs/architecture.md, from the declarations of the rewrites:
+"""The table of rewrites in docs/passes.md, from the declarations of the rewrites:
 
     python tools/rewrites_table.py         writes what is between <!-- rewrites --> and <!-- /rewrites -->
 
-The rows of docs/architecture.ko.md are written by hand, in the same order.
+The rows of docs/passes.ko.md are written by hand, in the same order.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from npu_compiler.schedule.rewrite import ScheduleRewrite
 from npu_compiler.targets import get_target
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "architecture.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "passes.md"
 TARGETS = ("cpu", "cuda", "metal")
 START, END = "<!-- rewrites -->\n", "\n<!-- /rewrites -->"
 

@@ -7,6 +7,7 @@ A block is run unless the line before it says why not, in a comment that readers
 
 All blocks of a page share a folder and, if they are Python, a namespace, in the order of the page. ``console`` blocks
 have commands after a ``$`` and what they print, in which … stands for any text; ``bash`` blocks have commands alone.
+The commands are ``npusim`` and, in ``console`` blocks, ``cat`` of a pattern of files.
 """
 
 from __future__ import annotations
@@ -145,9 +146,13 @@ class Page:
         if snippet.mark:
             _parse(snippet, words)
             return
-        assert words[0] == "npusim", f"{snippet.where}: {words[0]} cannot be run here: say why in a comment"
-        status, output = run_npusim(words[1:], self.folder, settings)
-        place = f"{snippet.where}: npusim {shlex.join(words[1:])}\n{output}"
+        if words[0] == "cat" and expected is not None:
+            files = sorted(file for pattern in words[1:] for file in self.folder.glob(pattern))
+            status, output = int(not files), "".join(file.read_text(encoding="utf-8") for file in files)
+        else:
+            assert words[0] == "npusim", f"{snippet.where}: {words[0]} cannot be run here: say why in a comment"
+            status, output = run_npusim(words[1:], self.folder, settings)
+        place = f"{snippet.where}: {shlex.join(words)}\n{output}"
         if expected is None:
             assert status == 0, place
         else:

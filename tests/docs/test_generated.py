@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import re
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from npu_compiler.ops.table import operators_markdown
+from npu_compiler.weights.format import BlockFormat, known_formats, weight_format
 
 from .snippets import ROOT, prose
 
@@ -118,7 +120,7 @@ def test_the_table_of_operators_is_that_of_the_registry() -> None:
 
 def test_the_table_of_rewrites_is_that_of_the_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     module = script("tools", "rewrites_table", monkeypatch)
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "passes.md").read_text(encoding="utf-8")
     assert f"{module.START}{module.table()}{module.END}" in page, "python tools/rewrites_table.py"
 
 
@@ -132,7 +134,7 @@ def test_files_that_pages_name_are_there() -> None:
     """`a/b.py` in the text is the end of a file's path; the table of names has a test of its own."""
     folders = "npu_compiler", "npu_runtime", "npusim", "tests", "tools", "benchmarks", "examples", "docs"
     files = {f"/{p.relative_to(ROOT).as_posix()}" for folder in folders for p in Path(ROOT, folder).rglob("*.*")}
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
     named = {
         (page.name, name)
         for page in pages
@@ -155,3 +157,15 @@ def test_every_reason_is_explained() -> None:
     page = (ROOT / "docs" / "partitioning.md").read_text(encoding="utf-8")
     cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     assert {rule for cell in cells for rule in re.findall(r"`(\w+)`", cell)} == rules_of_reasons()
+
+
+def test_the_table_of_weight_formats_has_all_of_them_and_their_sizes() -> None:
+    page = (ROOT / "docs" / "weight_formats.md").read_text(encoding="utf-8")
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
+    rows = [(re.findall(r"`(\w+)`", names), sizes.split(", ")) for names, _, sizes in cells]
+    stated = {n: sizes[at % len(sizes)] for names, sizes in rows for at, n in enumerate(names)}
+    assert set(stated) == set(known_formats())
+    for name in stated:
+        if isinstance(stored := weight_format(name), BlockFormat):
+            size = stored.row_bytes(1 << 20)
+            assert size is not None and float(stated[name]) == math.floor(100 * 8 * size / 2**20 + 0.5) / 100, name

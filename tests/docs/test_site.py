@@ -28,15 +28,22 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def english(site: Path) -> set[Path]:
+    """The English pages of a site, without their suffixes."""
+    pages = {p.relative_to(site).with_suffix("") for p in site.rglob("*.html")}
+    return {p for p in pages if p.parts[0] not in ("ko", "404")}
+
+
 def test_every_page_is_there_in_both_languages(site: Path) -> None:
-    pages = {p.stem for p in (ROOT / "docs").glob("*.md") if not p.name.endswith(".ko.md")}
-    assert {p.stem for p in site.glob("*.html")} - {"404"} == {p.stem for p in (site / "ko").glob("*.html")} == pages
+    docs = ROOT / "docs"
+    pages = {p.relative_to(docs).with_suffix("") for p in docs.rglob("*.md") if not p.name.endswith(".ko.md")}
+    assert english(site) == {p.relative_to(site / "ko").with_suffix("") for p in (site / "ko").rglob("*.html")} == pages
 
 
 def test_every_page_is_in_the_navigation(site: Path) -> None:
     page = (site / "faq.html").read_text(encoding="utf-8")
-    listed = set(re.findall(r'<a href="(\w+)\.html" class="md-nav__link', page))
-    assert {p.stem for p in site.glob("*.html")} - {"404", "faq"} <= listed
+    listed = {Path(name) for name in re.findall(r'<a href="([\w/]+)\.html" class="md-nav__link', page)}
+    assert english(site) - {Path("faq")} <= listed
 
 
 def test_readers_switch_and_search_in_both_languages(site: Path) -> None:

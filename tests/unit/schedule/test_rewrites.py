@@ -439,7 +439,7 @@ def test_every_target_says_what_its_rewrites_do() -> None:
 def test_the_page_lists_every_pass_and_its_file() -> None:
     helpers = {"__init__", "attention_masks", "load_time", "patterns", "softmax"}  # parts of passes
     files = {f.stem for f in (ROOT / "npu_compiler" / "passes").glob("*.py")} - helpers
-    for page in ("architecture.md", "architecture.ko.md"):
+    for page in ("passes.md", "passes.ko.md"):
         rows = [row for row in (ROOT / "docs" / page).read_text().splitlines() if row.startswith("|")]
         names = " ".join(row.split("|")[3] for row in rows if len(row.split("|")) == 6)
         assert not [name for name in PASSES if f"`{name}`" not in names]
