@@ -18,6 +18,16 @@ template <class Kind, class V> float multiply(long steps, float seed) {
   return (float)acc[0][0];
 }
 
+#if !NPU_INT8_DOT
+struct PairsOfWords {
+  NPU_INLINE void step(vf& acc, vf w, vf x) {
+    vi32 sums = (vi32)acc;
+    dot_words(sums, (vi32)w, (vi32)x);
+    acc = (vf)sums;
+  }
+};
+#endif
+
 #if NPU_AMX
 // A step multiplies four pairs of tiles, which have 16 rows of 64 bytes.
 template <bool INTEGERS> float multiply_tiles(long steps) {
@@ -47,10 +57,20 @@ EXPORT float multiply_int8(long steps, float) { return multiply_tiles<true>(step
 EXPORT int step_flops_bfloat16() { return 4 * 2 * 16 * 16 * 32; }
 EXPORT int step_flops_int8() { return 4 * 2 * 16 * 16 * 64; }
 #else
+#if NPU_BF16_DOT
 EXPORT float multiply_bfloat16(long steps, float seed) { return multiply<BF16P, vf>(steps, seed); }
-EXPORT float multiply_int8(long steps, float seed) { return multiply<U8S8, vf>(steps, seed); }
 EXPORT int step_flops_bfloat16() { return 4 * VL * CHAINS; }
+#else
+EXPORT float multiply_bfloat16(long steps, float seed) { return multiply<BF16F, vf>(steps, seed); }
+EXPORT int step_flops_bfloat16() { return 2 * VL * CHAINS; }
+#endif
+#if NPU_INT8_DOT
+EXPORT float multiply_int8(long steps, float seed) { return multiply<U8S8, vf>(steps, seed); }
 EXPORT int step_flops_int8() { return 8 * VL * CHAINS; }
+#else
+EXPORT float multiply_int8(long steps, float seed) { return multiply<PairsOfWords, vf>(steps, seed); }
+EXPORT int step_flops_int8() { return 4 * VL * CHAINS; }
+#endif
 #endif
 
 // Sums `bytes` of memory, a multiple of 4096, in `streams` sequential streams; the result depends on all of it.
