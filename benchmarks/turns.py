@@ -77,8 +77,8 @@ def _busy() -> float:
 
 
 def usable(*turns: list[Turn]) -> list[tuple[list[float], ...]]:
-    """Return the rounds in which the turns of all contenders are clean, or all rounds if fewer than three are. Rounds in
-    which one of them took no part are left out."""
+    """Return the rounds in which the turns of all contenders are clean, or all rounds if fewer than three are. Rounds
+    in which one of them took no part are left out."""
     rounds = list(zip(*turns, strict=False))
     clean = [r for r in rounds if all(t.clean for t in r)]
     return [tuple(t.seconds for t in r) for r in (clean if len(clean) >= 3 else rounds)]
