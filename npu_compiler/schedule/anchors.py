@@ -192,6 +192,22 @@ class PooledConv2d(Kernel):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class GemmWithLoops(Kernel):
+    """A product whose results only the loop nests ``consumers`` read, such as the rotary embeddings of queries and keys.
+    The results of ``product`` are not stored in memory. The inputs are those of ``product``, then the other operands
+    that the consumers read, each once; the outputs are those of the consumers. ``halves``: the inputs whose rows consist
+    of two equal halves, such as the table of a rotary embedding."""
+
+    kind = "gemm_with_loops"
+    product: Gemm
+    consumers: tuple[Loops, ...]
+    halves: tuple[int, ...] = ()
+
+    def text(self) -> str:
+        return f"in0: {self.product.text()}; {' | '.join(c.text() for c in self.consumers)}"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Attention(Anchor):
     """Attention over q [B, H, SQ, D], k and v [B, HK, SK, ..], and optionally a mask that broadcasts to [B, H, SQ, SK].
 

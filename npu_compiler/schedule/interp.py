@@ -31,6 +31,7 @@ from .anchors import (
     DecodeAttention,
     DualConv2d,
     Gemm,
+    GemmWithLoops,
     PooledConv2d,
     WinogradConv2d,
 )
@@ -135,6 +136,10 @@ def execute(kernel: Kernel, arrays: Arrays) -> None:
             execute(kernel.second, arrays)
         case PooledConv2d():
             execute(kernel.pool, {**arrays, kernel.pool.inputs[0].buffer.id: _result_of(kernel.conv, arrays)})
+        case GemmWithLoops():
+            made = {kernel.product.outputs[0].buffer.id: _result_of(kernel.product, arrays)}
+            for consumer in reversed(kernel.consumers):  # they may run in any order
+                execute(consumer, {**arrays, **made})
         case Anchor():
             _anchor(kernel, arrays)
         case Pack():

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ...schedule.anchors import Gemm
 from ...schedule.buffers import contiguous_strides
-from ...schedule.kernel import Buffer, Operand
+from ...schedule.kernel import Buffer, Kernel, Operand
 from ...weights.block_rows import PIECE, ROWS, BlockRows
 from ...weights.format import find_layout
 from ...weights.formats.bf16c12.rows4 import FourRows, Rows4
@@ -50,12 +50,12 @@ def supports_decoded(kernel: Gemm, dialect: Dialect) -> bool:
     if kernel.m > (MAX_BLOCK_ROWS if reads_blocks(kernel.weight.format) else MAX_ROWS):
         return False
     elements = with_elements(kernel)
-    return elements is not None and supports_tma(elements) and _choose(kernel, elements, dialect) is not None
+    return elements is not None and supports_tma(elements) and decoded_plan(kernel, dialect) is not None
 
 
 def emit_decoded_gemm(kernel: Gemm, dialect: Dialect) -> Emission:
     """Return the function of a kernel for which :func:`supports_decoded`."""
-    return DecodedGemm(kernel, dialect).emit()
+    return DecodedGemm(kernel, dialect, _plan(kernel, dialect)).emit()
 
 
 def decoded_column_tiles(kernel: Gemm, dialect: Dialect) -> int:
@@ -80,24 +80,28 @@ def _codes(kernel: Gemm, dialect: Dialect) -> Codes:
     return Codes(nbytes, DECODED_STEP * 3 // 2, 1, 2, costs.decode_rows4)
 
 
-def _choose(kernel: Gemm, elements: Gemm, dialect: Dialect) -> Plan | None:
-    return choose_decoded(elements, _codes(kernel, dialect), dialect)
+def decoded_plan(kernel: Gemm, dialect: Dialect, head: int = 0) -> Plan | None:
+    """Return the fastest plan of a product for which :func:`supports_decoded`, or None. ``head``: the columns of a head
+    if threads store pairs of its columns together."""
+    elements = with_elements(kernel)
+    assert elements is not None
+    return choose_decoded(elements, _codes(kernel, dialect), dialect, head)
 
 
 def _plan(kernel: Gemm, dialect: Dialect) -> Plan:
-    elements = with_elements(kernel)
-    plan = _choose(kernel, elements, dialect) if elements is not None else None
+    plan = decoded_plan(kernel, dialect)
     assert plan is not None
     return plan
 
 
 class DecodedGemm(TmaGemm):
-    """The function of ``kernel``, whose weights are in a format."""
+    """The function of ``kernel``, whose weights are in a format, with the tile sizes of ``plan``. ``source``: the kernel
+    whose operands the function takes, if they are not those of ``kernel``."""
 
-    def __init__(self, kernel: Gemm, dialect: Dialect):
+    def __init__(self, kernel: Gemm, dialect: Dialect, plan: Plan, source: Kernel | None = None):
         elements = with_elements(kernel)
         assert elements is not None
-        super().__init__(elements, dialect, _plan(kernel, dialect), kernel)
+        super().__init__(elements, dialect, plan, source or kernel)
         self.weights = kernel.weight
         self.operands = self.operands._replace(right=self.operands.left)
         codes = _codes(kernel, dialect)
@@ -118,7 +122,7 @@ class DecodedGemm(TmaGemm):
             four = FourRows(self.p.k)
             f.include("rows4_codes.h")
             plane = self.p.k * 2  # bytes: of codes, and of the low bytes of two rows
-            box = DECODED_STEP, four.planes // plane, self.plan.n // ROWS
+            box = DECODED_STEP, four.planes // plane, self._loaded_columns // ROWS
             planes = f.tile_map(self.kernel.rhs, TileMap((self.p.k, box[1], fours), (plane, four.planes), box, 0))
             kind = f"Rows4Codes<{fours}, {four.extras}, {four.max_outliers}, {CHUNK}>"
             values = f"{planes}, {weights} + {fours * four.planes}ll"

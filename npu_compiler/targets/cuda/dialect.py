@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from ...schedule.anchors import Attention, B2bConv2d, Conv2d, DualConv2d, Gemm, PooledConv2d
+from ...schedule.anchors import Attention, B2bConv2d, Conv2d, DualConv2d, Gemm, GemmWithLoops, PooledConv2d
 from ..simt.lang.dialect import KERNELS as COMMON_KERNELS
 from ..simt.lang.dialect import Array, Dialect, Param, special
 from .b2b_conv import emit_b2b_conv, supports_b2b_conv
@@ -17,6 +17,7 @@ from .dual_conv import emit_dual_conv, supports_dual_conv
 from .flash import emit_wgmma_flash, supports_attention
 from .pooled_conv import emit_pooled_conv, supports_pooled_conv
 from .pooled_rows import emit_pooled_rows, supports_pooled_rows
+from .rotary_gemm import emit_rotary_gemm, supports_rotary_gemm
 from .tma_conv import emit_tma_conv, supports_tma_conv
 from .tma_gemm import column_tiles, emit_tma_gemm, supports_tma
 
@@ -99,6 +100,7 @@ HOPPER = replace(
         special(B2bConv2d, supports_b2b_conv, emit_b2b_conv),
         special(PooledConv2d, supports_pooled_rows, emit_pooled_rows),
         special(PooledConv2d, supports_pooled_conv, emit_pooled_conv),
+        special(GemmWithLoops, supports_rotary_gemm, emit_rotary_gemm),
         special(Attention, supports_attention, emit_wgmma_flash),
     ),
     clustered=clustered,

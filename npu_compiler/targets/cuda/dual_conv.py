@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ...schedule.anchors import Conv2d, DualConv2d
 from ...schedule.kernel import recast
@@ -59,7 +60,7 @@ def _plans(last: Conv2d, device: CUDADevice) -> Iterator[Plan]:
     assert viewed is not None and kind is not None
     one = device.with_sms(1)  # no narrow tiles
     for plan in candidates(Problem(product_of(viewed), tile_k(last), size=size, columns=kind.columns), one):
-        if plan.tma_store and registers(plan.m, plan.n, plan.blocks_per_sm, True) <= device.registers:
+        if plan.tma_store and registers(replace(plan, prefetch=True)) <= device.registers:
             yield plan
 
 

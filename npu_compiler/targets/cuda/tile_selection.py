@@ -29,6 +29,8 @@ WARPGROUP = 128  # threads
 LONG_SUM = 2048  # more terms of 8-bit floats are added up in float32, MAX_TERMS at a time: at an error of 7e-4 of the
 MAX_TERMS = 512  # result for 1536 terms and 2.5e-3 for 8960, the former is small beside a rounding to bfloat16
 MOST_REGISTERS = 232  # of a thread with sums of two tiles or two kinds, if a warpgroup issues the loads
+HALF = 32  # columns of half a tile that is narrower than a head
+HELD = 32  # registers of the operands of a pair of vectors of a head
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Plan:
     blocks of a cluster that share a tile (split-K). ``blocks_per_sm``: thread blocks that are resident on an SM.
     ``prefetch``: threads read residuals before the main loop. ``tma_store``: TMA loads residuals and stores results.
     ``promoted``: after so many stages, sums are added up in float32; 0: never. ``overlap``: threads store the results
-    of a tile while they multiply the next one."""
+    of a tile while they multiply the next one. ``heads``: they store pairs of columns of a head together."""
 
     m: int
     n: int
@@ -48,11 +50,17 @@ class Plan:
     tma_store: bool = False
     promoted: int = 0
     overlap: bool = False
+    heads: bool = False
 
     @property
     def load_warpgroup(self) -> bool:
         """Whether a whole warpgroup issues the loads, so that the others can have its registers."""
-        return self.overlap or self.promoted > 0
+        return self.overlap or self.promoted > 0 or (self.heads and self.m > 64)
+
+    @property
+    def vector_pairs(self) -> int:
+        """The pairs of vectors of heads that a thread stores."""
+        return blocks(self.m // self.splits * self.n, 16 * 2 * self.m)
 
     def store_parts(self, products: int) -> int:
         """Return the parts in which threads store a tile: the fewest stages that hide them."""
@@ -112,7 +120,8 @@ class Problem:
     ``product``: its sizes. ``step``: b16 elements of a stage along K. ``residual``: whether the epilogue reads
     one. ``size``: bytes of a result; 0: TMA cannot store them. ``outputs``: their number. ``columns``: widths are
     multiples of it. ``scaled``: columns have scales. ``codes``: of the right operand, if warps decode it. ``nbytes``:
-    of memory that it accesses at least.
+    of memory that it accesses at least. ``head``: columns of a head if threads store pairs of its columns, HEAD / 2
+    apart, together; else 0.
     """
 
     product: Product
@@ -124,24 +133,41 @@ class Problem:
     scaled: bool = False
     codes: Codes | None = None
     nbytes: int = 0
+    head: int = 0
 
 
 def choose(kernel: Gemm | Conv2d, step: int, tiles: bool, dialect: Dialect) -> Plan:
     """Return the fastest plan of a product according to :func:`cost`. ``step``: b16 elements of a stage along K.
     ``tiles``: whether TMA can store the results."""
-    product, kind, device = as_b16(kernel), operand_type(kernel), device_of(dialect)
+    plan = fastest(_problem(kernel, step, tiles), dialect)
+    assert plan is not None
+    return plan
+
+
+def choose_for_heads(kernel: Gemm, step: int, head: int, dialect: Dialect) -> Plan | None:
+    """Return the fastest plan of a product whose threads store heads of ``head`` columns, or None."""
+    return fastest(replace(_problem(kernel, step, False), head=head), dialect)
+
+
+def fastest(problem: Problem, dialect: Dialect) -> Plan | None:
+    """Return the fastest plan according to :func:`cost`, or None if none fits the device."""
+    device = device_of(dialect)
+    return min(
+        candidates(problem, device),
+        key=lambda plan: (cost(problem, plan, device), plan.prefetch and plan.n > 64), default=None,
+    )  # fmt: skip
+
+
+def _problem(kernel: Gemm | Conv2d, step: int, tiles: bool) -> Problem:
+    product, kind = as_b16(kernel), operand_type(kernel)
     assert product is not None and kind is not None
     out, residual = kernel.outputs[0], _has_residual(kernel)
     touched = [kernel.inputs[0], kernel.weight, out, *[out] * residual]
-    problem = Problem(
+    return Problem(
         product_of(product), step, residual, dtypes.DTYPES[out.dtype].size if tiles else 0,
         min(len(kernel.outputs), 2), N_MAJOR_COLUMNS if kernel.n_major else kind.columns, bool(kind.format),
         nbytes=sum(math.prod(o.shape) * dtypes.DTYPES[o.dtype].size for o in touched),
     )  # fmt: skip
-    return min(
-        candidates(problem, device),
-        key=lambda plan: (cost(problem, plan, device), plan.prefetch and plan.n > 64),
-    )
 
 
 def decoders(plan: Plan, codes: Codes) -> int:
@@ -150,18 +176,20 @@ def decoders(plan: Plan, codes: Codes) -> int:
     return min(warps // codes.team, plan.stages) * codes.team
 
 
-def choose_decoded(kernel: Gemm, codes: Codes, dialect: Dialect) -> Plan | None:
-    """Return the fastest plan of a product whose right operand warps decode, or None."""
+def choose_decoded(kernel: Gemm, codes: Codes, dialect: Dialect, head: int = 0) -> Plan | None:
+    """Return the fastest plan of a product whose right operand warps decode, or None. ``head``: see
+    :class:`Problem`."""
     out, device, residual = kernel.outputs[0], device_of(dialect), _has_residual(kernel)
     size = dtypes.DTYPES[out.dtype].size
     touched = math.prod(out.shape) * size * (1 + residual) + math.prod(kernel.inputs[0].shape) * 2 + codes.nbytes
     problem = Problem(
-        product_of(kernel), DECODED_STEP, residual, outputs=min(len(kernel.outputs), 2), codes=codes, nbytes=touched
-    )
+        product_of(kernel), DECODED_STEP, residual, outputs=min(len(kernel.outputs), 2), codes=codes, nbytes=touched,
+        head=head,
+    )  # fmt: skip
 
     def fits(plan: Plan) -> bool:
         registers = device.registers // (DECODED_WARPS * SUBGROUP)
-        return plan.blocks_per_sm == 1 and plan.n // 2 + 40 + plan.prefetch * plan.n // 4 <= registers
+        return plan.blocks_per_sm == 1 and thread_registers(plan) <= registers
 
     plans = filter(fits, candidates(problem, device))
     return min(plans, key=lambda plan: cost(problem, plan, device), default=None)
@@ -177,7 +205,7 @@ def candidates(problem: Problem, device: CUDADevice) -> Iterator[Plan]:
     """Yield the plans that fit the device."""
     splits = [(1, n) for n in (1, 2, 3, 4)] + [(size, 1) for size, at_once in device.clusters if at_once]
     for m in (64, 128):
-        for n in _widths(problem.product, m, device.compute_units, problem.columns):
+        for n in _widths(problem.product, m, device.compute_units, problem.columns, problem.head):
             for split, blocks_per_sm in splits:
                 plan = _plan(problem, device, m, n, split, blocks_per_sm)
                 if plan is not None:
@@ -194,22 +222,25 @@ def _plan(problem: Problem, device: CUDADevice, m: int, n: int, splits: int, blo
         tma_store = tma_store and 0 < results < stages - 1
     prefetch = problem.residual and n <= 128 and splits == 1 and not tma_store
     promoted = MAX_TERMS // (2 * step) if problem.scaled and 2 * p.k // splits > LONG_SUM else 0
-    one = (m, splits, blocks_per_sm) == (128, 1, 1) and n + 40 <= MOST_REGISTERS
+    one = (m, splits, blocks_per_sm) == (128, 1, 1)
+    twice = one and n + 40 <= MOST_REGISTERS  # a thread can have the sums of two tiles
     if stages <= 2 or (splits > 1 and blocks(p.k, step) < 2 * splits):
         return None
     if tma_store and stages <= results + 1:
         return None
     if blocks_per_sm == 4 and prefetch:  # two blocks with more rows measured faster
         return None
-    if promoted and (not one or prefetch):
+    if promoted and (not twice or prefetch):
         return None
-    if not promoted and registers(m, n, blocks_per_sm, prefetch) > device.registers:
+    plan = Plan(m, n, stages, splits, blocks_per_sm, prefetch, tma_store, promoted, heads=problem.head > 0)
+    if plan.load_warpgroup and (not one or thread_registers(plan) > MOST_REGISTERS):
         return None
-    plan = Plan(m, n, stages, splits, blocks_per_sm, prefetch, tma_store, promoted)
+    if not plan.load_warpgroup and registers(plan) > device.registers:
+        return None
     many = blocks(p.m, m) * blocks(p.n, n) * p.batch > device.compute_units
     long = blocks(p.k, step) >= plan.store_parts(p.products)
-    plain = not (problem.residual or promoted or tma_store or problem.codes) and problem.outputs == 1
-    return replace(plan, overlap=one and many and long and plain)
+    plain = not (problem.residual or promoted or tma_store or problem.codes or problem.head) and problem.outputs == 1
+    return replace(plan, overlap=twice and many and long and plain)
 
 
 def _stages(problem: Problem, device: CUDADevice, m: int, n: int, splits: int, blocks_per_sm: int) -> int:
@@ -224,18 +255,28 @@ def _stages(problem: Problem, device: CUDADevice, m: int, n: int, splits: int, b
     return min(room // stage, MAX_STAGES)
 
 
-def _widths(p: Product, m: int, sms: int, columns: int) -> list[int]:
+def _widths(p: Product, m: int, sms: int, columns: int, head: int) -> list[int]:
     """Return the possible columns of a tile of ``m`` rows. A narrow product with more tiles than SMs uses the smallest
-    of ``WIDTHS``."""
+    of ``WIDTHS``. A tile consists of whole heads, or of two halves of ``HALF`` columns of one."""
+    if head:
+        return [n for n in WIDTHS if (n == 2 * HALF or n % head == 0) and n <= p.n]
     fit = [n for n in (*WIDTHS, *ONE_TILE) if n % (columns * p.products) == 0 and n < p.n + 32] or [32 * p.products]
     few = [n for n in fit if n not in ONE_TILE or blocks(p.m, m) * blocks(p.n, n) * p.batch <= sms]
     return few or [WIDTHS[0]]
 
 
-def registers(m: int, n: int, blocks_per_sm: int, prefetch: bool) -> int:
+def thread_registers(plan: Plan) -> int:
+    """Return the registers of a thread: its sums, the operands that it reads early, and 40 for everything else."""
+    held = plan.n // 4 if plan.prefetch else 0
+    if plan.heads:
+        held = HELD * (plan.vector_pairs if plan.splits > 1 else 2)
+    return (plan.n if plan.promoted else plan.n // 2) + held + 40
+
+
+def registers(plan: Plan) -> int:
     """Return the registers that the thread blocks on an SM need. Each quarter of an SM holds whole warps."""
-    warps = (m // 64 * 128 // SUBGROUP + 1) * blocks_per_sm
-    return (n // 2 + (n // 4 if prefetch else 0) + 40) * blocks(warps, 4) * 4 * SUBGROUP
+    warps = (plan.m // 64 * 128 // SUBGROUP + 1) * plan.blocks_per_sm
+    return thread_registers(plan) * blocks(warps, 4) * 4 * SUBGROUP
 
 
 def cost(problem: Problem, plan: Plan, device: CUDADevice) -> float:

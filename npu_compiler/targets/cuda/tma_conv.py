@@ -153,7 +153,7 @@ def plan_fits(kernel: Conv2d, plan: Plan, nbytes: int, device: CUDADevice) -> bo
     if not is_rows(kernel) and max(pitch // kernel.channels[0], _lines(kernel)) > MAX_BOX:
         return False
     total = _ring(kernel, plan.n, plan.stages) * 2 + GROUP_EXTRA + nbytes
-    few = registers(plan.m, plan.n, plan.blocks_per_sm, plan.prefetch) <= device.registers
+    few = registers(plan) <= device.registers
     return few and total * plan.blocks_per_sm <= device.shared_per_sm
 
 

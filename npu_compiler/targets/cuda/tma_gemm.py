@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ...schedule.anchors import Conv2d, Gemm
-from ...schedule.kernel import Operand
+from ...schedule.kernel import Kernel, Operand
 from ...support import dtypes
 from ...weights.block_rows import ROWS
 from ..simt.kernels.epilogue import Epilogue, Functor
@@ -21,6 +21,7 @@ from ..simt.lang.program import TileMap
 from .split_rms_norm import row_scale
 from .tile_selection import (
     GROUP_EXTRA,
+    HALF,
     N_MAJOR_COLUMNS,
     PIECE,
     WARPGROUP,
@@ -132,14 +133,16 @@ class Operands(NamedTuple):
 
 class TmaGemm:
     """The function of a product or convolution with the tile sizes of ``plan``. ``sums``: accumulators per result.
-    ``decoders``: warps that decode the right operand, from ``codes`` bytes of shared memory. ``source``: the kernel
-    whose operands the function takes, if they are not those of ``kernel``."""
+    ``decoders``: warps that decode the right operand, from ``codes`` bytes of shared memory. ``head``: the columns of a
+    head if threads store pairs of its columns together, of which they read the operands ``pairs_ahead`` before; else 0.
+    ``source``: the kernel whose operands the function takes, if they are not those of ``kernel``."""
 
     sums = 1
     decoders = codes = 0
     team = 1
+    head = pairs_ahead = 0
 
-    def __init__(self, kernel: Gemm | Conv2d, dialect: Dialect, plan: Plan, source: Gemm | None = None):
+    def __init__(self, kernel: Gemm | Conv2d, dialect: Dialect, plan: Plan, source: Kernel | None = None):
         viewed, kind = as_b16(kernel), operand_type(kernel)
         assert viewed is not None and kind is not None
         self.kernel, self.dialect, self.plan, self.kind = kernel, dialect, plan, kind
@@ -177,7 +180,7 @@ class TmaGemm:
             SPLITS=plan.splits, TILE_M=plan.m, TILE_N=plan.n, TILE_K=self.step, STAGES=plan.stages, TILES=tiles,
             STEP=clusters, FOURS=bool(self.kind.format), N_MAJOR=self.kernel.n_major, PROMOTED=plan.promoted,
             OVERLAP=plan.overlap, STORE_PARTS=plan.store_parts(p.products), LOAD_WARPGROUP=plan.load_warpgroup,
-            PRIMED=self._primed(), DECODERS=self.decoders, TEAM=self.team, OUTPUTS=self.outputs, SUM_ROWS=sums, **flags,
+            HEAD=self.head, PAIRS_AHEAD=self.pairs_ahead, PRIMED=self._primed(), DECODERS=self.decoders, TEAM=self.team, OUTPUTS=self.outputs, SUM_ROWS=sums, **flags,
         )  # fmt: skip
         row_sums = f.pointer(~(len(self.kernel.outputs) - 1)) if sums else "nullptr"
         f.template(
@@ -217,6 +220,11 @@ class TmaGemm:
         return min(self.plan.stages, self._steps(s) // self.plan.splits, few) if constant else 0
 
     # -- operands
+    @property
+    def _loaded_columns(self) -> int:
+        """The columns of the right operand in one load: those of a tile, or of half of one."""
+        return HALF if self.head > self.plan.n else self.plan.n
+
     def _steps(self, s: Operands) -> int:
         """Return the number of stages of the operands."""
         return blocks(product_of(s.kernel).k, self.step)
@@ -258,7 +266,7 @@ class TmaGemm:
             left = TileMap((c, width, h, n), strides, box, swizzle, (*low, *high), (sw, sh))
         if w.format:
             fours, nbytes = w.shape[0], w.strides[0] * 2
-            return left, TileMap((p.k, ROWS, fours), (p.k * 2, nbytes), (self.step, ROWS, self.plan.n // ROWS), swizzle)
+            return left, TileMap((p.k, ROWS, fours), (p.k * 2, nbytes), (self.step, ROWS, self._loaded_columns // ROWS), swizzle)
         batches, row, batch = self._batches(k), p.k * 2, p.n * p.k * 2
         if k.n_major:
             row, batch = w.strides[2] * 2, (w.strides[0] if batches > 1 else w.strides[2] * p.k) * 2
@@ -266,7 +274,7 @@ class TmaGemm:
             return left, TileMap((p.n, p.k, batches), (row, batch), tile, N_MAJOR_COLUMNS * 2)
         if isinstance(k, Gemm):
             row, batch = w.strides[1] * 2, (w.strides[0] if batches > 1 else w.strides[1] * p.n) * 2
-        return left, TileMap((p.k, p.n, batches), (row, batch), (self.step, self.plan.n, 1), swizzle)
+        return left, TileMap((p.k, p.n, batches), (row, batch), (self.step, self._loaded_columns, 1), swizzle)
 
     def _column_scale(self) -> str:
         """Return the template's argument for the scales of the columns, which follow the codes of four rows."""

@@ -48,15 +48,16 @@ template <class Format, int FOURS, int PIECES, int WORDS, int CHUNK> struct Bloc
 
   template <class D> INLINE void copy(char* slot, int64_t* full, int tile, int k, int lane) const {
     constexpr int ROW = Tile<D>::ROW, COUNT = Tile<D>::COUNT, STEP = 32 / ROW;
-    const int four = tile * (D::TILE_N / 4) + lane / ROW, piece = k / 8 + lane % ROW;
+    const int four = first_column<D>(tile) / 4 + lane / ROW, piece = k / 8 + lane % ROW;
     const uint8_t* const from = weights + (int64_t)four * P::NBYTES;
 #pragma unroll
     for (int i = 0; i < (COUNT + 31) / 32; i++) {
-      const bool exists = four + i * STEP < FOURS && piece < PIECES;
+      const int next = column_offset<D>(i * (STEP * 4)) / 4;
+      const bool exists = four + next < FOURS && piece < PIECES;
       CopyParts<COUNT> parts = {slot, i * 32 + lane, exists};
       P none;
       if (COUNT % 32 == 0 || parts.n < COUNT)
-        none.move_all(exists ? from + i * (STEP * P::NBYTES) : weights, exists ? piece : 0, parts);
+        none.move_all(exists ? from + next * P::NBYTES : weights, exists ? piece : 0, parts);
     }
     copy_async_arrive(full);
   }

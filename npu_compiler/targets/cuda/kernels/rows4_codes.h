@@ -22,21 +22,27 @@ template <int FOURS, int EXTRAS, int MAX_OUTLIERS, int CHUNK> struct Rows4Codes 
     static_assert(D::TILE_K == 64, "PLANE");
     if (lane == 0) {
       mbarrier_expect_bytes(full, bytes(D::TILE_N));
-      tma_load(slot, planes, full, k, 0, tile * (D::TILE_N / 4));
+      constexpr int COLUMNS = in_halves<D>() ? 32 : D::TILE_N;  // of a load
+#pragma unroll
+      for (int i = 0; i < D::TILE_N; i += COLUMNS)
+        tma_load(slot + bytes(i), planes, full, k, 0, (first_column<D>(tile) + column_offset<D>(i)) / 4);
     }
     subgroup_barrier();
   }
 
+  // The tile's n-th group of four rows.
+  template <class D> static INLINE int group_of(int tile, int n) {
+    return (first_column<D>(tile) + column_offset<D>(4 * n)) / 4;
+  }
   INLINE uint outlier(int group, int place) const {
     if (group >= FOURS || place >= MAX_OUTLIERS) return 0;
     return *(const uint*)(extras + (int64_t)group * EXTRAS + 8 + place * 4);
   }
   template <class D> INLINE void begin(Tile<D>& of, int tile, int member, int lane) const {
     typedef Tile<D> Of;
-    const int first = tile * Of::GROUPS;
 #pragma unroll
     for (int i = 0; i < Of::PIECES; i++) {
-      const int group = first + (i * Of::STEP + member * 32 + lane) / 8;
+      const int group = group_of<D>(tile, (i * Of::STEP + member * 32 + lane) / 8);
       of.scales[i].v[0] = of.scales[i].v[1] = 0;
       if (group < FOURS) of.scales[i] = *(const Vec<uint, 2>*)(extras + (int64_t)group * EXTRAS);
     }
@@ -44,7 +50,7 @@ template <int FOURS, int EXTRAS, int MAX_OUTLIERS, int CHUNK> struct Rows4Codes 
     for (int i = 0; i < Of::OWN; i++) {
       const int n = i * 32 + lane;
       of.place[i] = 0;
-      of.outlier[i] = n < Of::GROUPS && n / 4 % D::TEAM == member ? outlier(first + n, 0) : 0;
+      of.outlier[i] = n < Of::GROUPS && n / 4 % D::TEAM == member ? outlier(group_of<D>(tile, n), 0) : 0;
     }
   }
 
@@ -95,7 +101,7 @@ template <int FOURS, int EXTRAS, int MAX_OUTLIERS, int CHUNK> struct Rows4Codes 
         const int column = (int)(x >> 16 & 0x3fffu) - k, row = (i * 32 + lane) * 4 + (int)(x >> 30);
         if (x << 17 == 0 || column >= D::TILE_K) break;
         if (column >= 0) ((uint16_t*)to)[swizzle_128(row, column / 8) + column % 8] = (uint16_t)(x & 0xffffu);
-        of.outlier[i] = outlier(tile * Tile<D>::GROUPS + i * 32 + lane, ++of.place[i]);
+        of.outlier[i] = outlier(group_of<D>(tile, i * 32 + lane), ++of.place[i]);
       }
     }
   }

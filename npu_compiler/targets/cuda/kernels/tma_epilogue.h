@@ -90,7 +90,8 @@ template <class D, class Columns> struct ColumnFactors {
 #pragma unroll
       for (int i = 0; i < EACH; i++) {
         const int n = tid % 128 + 128 * i;
-        mine[i] = n < D::TILE_N && column0 + n < D::N ? scale(column0 + n) : 0.0f;
+        const int column = column0 + column_offset<D>(n);
+        mine[i] = n < D::TILE_N && column < D::N ? scale(column) : 0.0f;
       }
     }
   }

@@ -115,7 +115,7 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
   for (int t = th.workgroup / D::SPLITS; t < D::TILES; t += D::STEP, turn++) {
     const TileIndex tile = tile_index<D>(t);
     const TileRows row = {tile.m * D::TILE_M + th.subgroup * 16 + (th.lane >> 2)};
-    const int row0 = D::BATCH > 1 ? tile.batch * D::M : 0, column0 = tile.n * D::TILE_N;
+    const int row0 = D::BATCH > 1 ? tile.batch * D::M : 0, column0 = first_column<D>(tile.n);
     TileC<D> acc;
     ColumnFactors<D, Columns> factors_of_columns;
     factors_of_columns.read(columns, column0, th.tid);
@@ -137,8 +137,12 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
       store_share<D, E, Scale>(epilogue, acc, parts, sent, ahead, tile, rank, th, row_sums);
     } else {
       constexpr int PIECES = D::TILE_N / (32 * D::PRODUCTS);
-      typename E::Ahead ahead[D::READ_AHEAD ? 2 * PIECES : 1];
-      if constexpr (D::READ_AHEAD) {
+      constexpr int AHEAD = D::HEAD ? D::PAIRS_AHEAD : D::READ_AHEAD ? 2 * PIECES : 1;
+      typename E::Ahead ahead[AHEAD];
+      if constexpr (D::HEAD > 0) {
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) read_pair<D>(epilogue, row, row0, column0, th.lane, i, ahead[i]);
+      } else if constexpr (D::READ_AHEAD) {
 #pragma unroll
         for (int g = 0; g < PIECES; g++)
 #pragma unroll
@@ -163,6 +167,8 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
         release.held = at.slot;
         ResultStages<D>::template store<0>(epilogue, acc, factors, row, ring, at, tile, to, th,
                                            &kept, sums);
+      } else if constexpr (D::HEAD > 0) {
+        store_heads<D>(epilogue, acc, factors, row, row0, column0, th.lane, ahead);
       } else {
         store_tile<D>(epilogue, acc, factors, row, row0, column0, th.lane, ahead, nullptr, sums);
       }

@@ -3,7 +3,8 @@
 //
 // Types of D: T, a b16 element of the operands; Sum, of the accumulators; R, of the results. Constants: M, N; BATCH
 // of products, each with its own right operand if BATCHED_RIGHT; FOURS: the right operand consists of groups of four rows (weights/block_rows.py); N_MAJOR: the
-// right operand is [K, N], loaded in tiles of 64 columns; TILE_M, TILE_N, TILE_K, which counts b16 elements; STAGES of
+// right operand is [K, N], loaded in tiles of 64 columns; HEAD: columns of a head if a thread needs both of two columns HEAD / 2
+// apart (tma_head_stores.h), else 0; TILE_M, TILE_N, TILE_K, which counts b16 elements; STAGES of
 // the ring; TILES of the result, of which a block processes every STEP-th; SPLITS: blocks of a cluster that share a tile, each with a part of K (split-K); PRIMED: stages whose right
 // operand, weights, is loaded before preceding kernels end; DECODERS: warps that decode the right operand, TEAM of them each stage (tma_decoder.h); PRODUCTS 2: columns alternate between two products, which
 // the epilogue combines.
@@ -31,6 +32,19 @@ template <class D> INLINE TileIndex tile_index(int t) {
   const int high = TILES_M - band < BAND ? TILES_M - band : BAND;
   return {band + inside % high, inside / high, batch};
 }
+
+// -- the columns of a tile. If it is narrower than a head, it consists of 32 columns and those HEAD / 2 behind them.
+template <class D> INLINE constexpr bool in_halves() { return D::HEAD > D::TILE_N; }
+template <class D> INLINE int first_column(int tile_n) {
+  if constexpr (in_halves<D>()) {
+    static_assert(D::TILE_N == 64, "two halves of 32 columns");
+    constexpr int TILES = D::HEAD / D::TILE_N;
+    return tile_n / TILES * D::HEAD + tile_n % TILES * 32;
+  }
+  return tile_n * D::TILE_N;
+}
+// What follows first_column() to the column of a tile's c-th one.
+template <class D> INLINE constexpr int column_offset(int c) { return in_halves<D>() && c >= 32 ? c + D::HEAD / 2 - 32 : c; }
 
 template <class D> using TileC = WgmmaC<D::TILE_N, typename D::Sum>;  // the sums of a thread
 
@@ -67,14 +81,14 @@ template <class D, class S> INLINE Range k_tiles(int rank) {
 template <class D, class S>
 INLINE void load_right(const Ring<D>& ring, const Operands<S>& from, int slot, int step, TileIndex tile) {
   typename D::T* const to = ring.stage(slot) + D::TILE_M * D::TILE_K;
-  const int k = step * D::TILE_K, n = tile.n * D::TILE_N, batch = D::BATCHED_RIGHT ? tile.batch : 0;
-  if (D::FOURS) {
-    tma_load(to, from.right, ring.full + slot, k, 0, n / 4);
-  } else if (D::N_MAJOR) {
+  const int k = step * D::TILE_K, first = first_column<D>(tile.n), batch = D::BATCHED_RIGHT ? tile.batch : 0;
+  constexpr int COLUMNS = D::N_MAJOR ? 64 : in_halves<D>() ? 32 : D::TILE_N;  // of a load
 #pragma unroll
-    for (int i = 0; i < D::TILE_N; i += 64) tma_load(to + i * D::TILE_K, from.right, ring.full + slot, n + i, k, batch);
-  } else {
-    tma_load(to, from.right, ring.full + slot, k, n, batch);
+  for (int i = 0; i < D::TILE_N; i += COLUMNS) {
+    const int n = first + column_offset<D>(i);
+    if (D::FOURS) tma_load(to + i * D::TILE_K, from.right, ring.full + slot, k, 0, n / 4);
+    else if (D::N_MAJOR) tma_load(to + i * D::TILE_K, from.right, ring.full + slot, n, k, batch);
+    else tma_load(to + i * D::TILE_K, from.right, ring.full + slot, k, n, batch);
   }
 }
 

@@ -1,7 +1,7 @@
 // Threads store the results of a tile: lanes exchange them until each has neighbouring ones. With split-K in a cluster,
 // each block first adds up the partial sums of its share of the rows.
 #pragma once
-#include "tma_epilogue.h"
+#include "tma_head_stores.h"
 
 template <class D, class E>
 INLINE void store_vectors(const E& epilogue, const typename D::Sum* x, int row0, int m, int n, const typename E::Ahead& ahead,
@@ -80,19 +80,20 @@ INLINE void store_tile(const E& epilogue, const TileC<D>& acc, const Factors& fa
 // -- split-K in a cluster
 constexpr int PARTS_PAD = 16;  // floats behind a row of partial sums, to avoid bank conflicts
 
-// The rows that a block adds up, in vectors.
+// The rows that a block adds up, in vectors. With heads, a thread has pairs of vectors APART columns from each other.
 template <class D, class E> struct Share {
   static constexpr int ROWS = D::TILE_M / D::SPLITS, LD = D::TILE_N + PARTS_PAD;
-  static constexpr int VALUES = E::WIDTH * D::PRODUCTS, PER_ROW = D::TILE_N / VALUES, THREADS = D::TILE_M * 2;
+  static constexpr int VALUES = E::WIDTH * D::PRODUCTS, EACH = D::HEAD ? 2 : 1, THREADS = D::TILE_M * 2;
+  static constexpr int PER_ROW = D::TILE_N / VALUES / EACH, APART = D::HEAD ? columns_apart<D>() : D::TILE_N;
   static constexpr int VECTORS = (ROWS * PER_ROW + THREADS - 1) / THREADS;  // of a thread
   int r, n0, m, n;
 
   INLINE Share(int i, int tid, int rank, TileIndex tile) {
-    const int c = tid + i * THREADS;
+    const int c = tid + i * THREADS, at = c % PER_ROW * VALUES;
     r = c / PER_ROW;
-    n0 = c % PER_ROW * VALUES;
+    n0 = at / APART * (EACH * APART) + at % APART;
     m = tile.m * D::TILE_M + rank * ROWS + r;
-    n = tile.n * D::TILE_N + n0;
+    n = first_column<D>(tile.n) + n0;
   }
   INLINE bool inside() const { return r < ROWS && m < D::M && n < D::N; }
 };
@@ -152,6 +153,21 @@ INLINE void cluster_send(Sum* sums, int64_t* sent, int rank, const WgmmaC<N, Sum
   }
 }
 
+// Adds up the sums x from column n0 of row r of a block's share on.
+template <class D, class S, class Scale>
+INLINE void add_parts(typename D::Sum* x, const typename D::Sum* parts, int r, int n0) {
+#pragma unroll
+  for (int e = 0; e < S::VALUES; e++) x[e] = 0;
+#pragma unroll
+  for (int part = 0; part < D::SPLITS; part++)
+#pragma unroll
+    for (int e = 0; e < S::VALUES; e++) x[e] += parts[(part * S::ROWS + r) * S::LD + n0 + e];
+  if constexpr (Scale::ENABLED) {
+#pragma unroll
+    for (int e = 0; e < S::VALUES; e++) x[e] *= parts[r * S::LD + D::TILE_N];
+  }
+}
+
 // `parts`: shared memory for the partial sums of all blocks. The mbarrier `sent` counts the bytes of the others.
 template <class D, class E, class Scale>
 INLINE void store_share(const E& epilogue, const TileC<D>& acc, typename D::Sum* parts, int64_t* sent,
@@ -164,18 +180,17 @@ INLINE void store_share(const E& epilogue, const TileC<D>& acc, typename D::Sum*
   for (int i = 0; i < S::VECTORS; i++) {
     const S s(i, th.tid, rank, tile);
     if (s.inside()) {
-      typename D::Sum x[S::VALUES] = {};
-#pragma unroll
-      for (int part = 0; part < D::SPLITS; part++)
-#pragma unroll
-        for (int e = 0; e < S::VALUES; e++) x[e] += parts[(part * S::ROWS + s.r) * S::LD + s.n0 + e];
-      if constexpr (Scale::ENABLED) {
-#pragma unroll
-        for (int e = 0; e < S::VALUES; e++) x[e] *= parts[s.r * S::LD + D::TILE_N];
-      }
+      typename D::Sum x[S::VALUES];
+      add_parts<D, S, Scale>(x, parts, s.r, s.n0);
       const int row0 = D::BATCH > 1 ? tile.batch * D::M : 0;
-      const float sum = epilogue.store(row0 + s.m, s.n / D::PRODUCTS, x, ahead[D::READ_AHEAD ? i : 0], typename E::Shared());
-      if (D::SUM_ROWS) parts[s.r * S::LD + s.n0] = sum;  // only this thread has read this place
+      if constexpr (D::HEAD > 0) {
+        typename D::Sum far[S::VALUES];
+        add_parts<D, S, Scale>(far, parts, s.r, s.n0 + S::APART);
+        epilogue.store(row0 + s.m, s.n, x, far, ahead[i]);
+      } else {
+        const float sum = epilogue.store(row0 + s.m, s.n / D::PRODUCTS, x, ahead[D::READ_AHEAD ? i : 0], typename E::Shared());
+        if (D::SUM_ROWS) parts[s.r * S::LD + s.n0] = sum;  // only this thread has read this place
+      }
     }
   }
   if constexpr (D::SUM_ROWS > 0) {

@@ -140,6 +140,11 @@ class Epilogue:
         unrounded = [replace(step, value=before_storage(step.value)) for step in self.steps]
         self._run(unrounded, row, column, width, accumulators, ahead, shared, to)
 
+    def rounded(self, to: str, row: str, column: str, width: int, accumulators: Callable[[int, str], str]) -> None:
+        """Emit statements that set the array ``to`` of floats to ``width`` results as they would be stored. The variable
+        ``ahead`` holds loads."""
+        self._run([self.step], row, column, width, accumulators, True, False, to)
+
     def put(self, row: str, column: str, width: int, values: Callable[[str], str]) -> None:
         """Emit statements that store ``width`` results of :meth:`compute`: floats ``values(position)``."""
         sums = next(x for x in expr.walk(self.step.value) if x.op == "load" and x.value.operand >= self.acc)

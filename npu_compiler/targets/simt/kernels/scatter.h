@@ -20,6 +20,23 @@ INLINE bool is_overwritten(Places places, int64_t place, uint update, SMEM int* 
   return again != 0;
 }
 
+// The same for one thread, which searches alone.
+template <uint UPDATES, class Places> INLINE bool is_overwritten(Places places, uint update) {
+  const int64_t place = places.of(update);
+#pragma unroll 1
+  for (uint later = update + 1u; later < UPDATES; later++)
+    if (places.of(later) == place) return true;
+  return false;
+}
+
+// Whether places do not ascend, as far as one of the THREADS threads compares them. If they do, none is overwritten.
+template <uint UPDATES, int THREADS, class Places> INLINE bool is_unordered(Places places, int tid) {
+  bool found = false;
+#pragma unroll 8
+  for (uint n = (uint)tid; n + 1u < UPDATES; n += (uint)THREADS) found |= places.of(n + 1u) <= places.of(n);
+  return found;
+}
+
 // Distributes places over SHARES by a multiplicative hash (D. Knuth, The Art of Computer Programming, 6.4). Returns one
 // bit for each of the N updates from `first` on, set if its place is in `share`. The places are loaded together,
 // without checks, because checks would serialise the loads.

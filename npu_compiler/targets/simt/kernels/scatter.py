@@ -43,7 +43,7 @@ def accumulate(nest: Nest, function: Function) -> Emission:
     """Return the function of a scatter whose updates are made in order. A thread makes all updates of a place. If a
     column has many updates, several threads share it, each with its own places."""
     s = scalars_for(nest, function, nest.steps)
-    own, updates = _own_and_updates(nest)
+    own, updates = own_and_updates(nest)
     count, total, out = nest.points(own), nest.points(updates), function.lines
     # searching all updates takes time proportional to the number of shares, making the updates of one share the inverse
     shares = min(math.isqrt(AT_ONCE // count), total // MIN_UPDATES)
@@ -90,11 +90,11 @@ def _unchecked(s: Scalars, target: Expr) -> str:
 
 def _address(s: Scalars, target: Expr) -> str:
     """Return the place, or the index from memory that alone determines it."""
-    index = _sole_index(target)
+    index = sole_index(target)
     return s.address(target) if index is None else s.text(index, "int64_t")
 
 
-def _sole_index(target: Expr) -> Expr | None:
+def sole_index(target: Expr) -> Expr | None:
     """Return the index from memory that alone determines a place, or None."""
     offset, *indices = target.args
     return indices[0] if offset.op == "const" and len(indices) == 1 and indices[0].op == "load" else None
@@ -111,7 +111,7 @@ def _places(
     function.include("scatter.h")
     members = Members(function, f"@NAME@_places{len(function.before)}")
     s = scalars_for(nest, members, nest.steps, numbers)
-    own, updates = _own_and_updates(nest)
+    own, updates = own_and_updates(nest)
     target = expr.substitute(step.target, {d: expr.const(0, "int64") for d in zero})
     for d in own:
         if d not in zero:
@@ -125,22 +125,22 @@ def _places(
 
 def count_updates(nest: Nest) -> int:
     """Return how many updates of all elements follow each other."""
-    return nest.points(_own_and_updates(nest)[1])
+    return nest.points(own_and_updates(nest)[1])
 
 
-def _own_and_updates(nest: Nest) -> tuple[list[int], list[int]]:
+def own_and_updates(nest: Nest) -> tuple[list[int], list[int]]:
     """Return (dims of an update's elements, dims along which updates follow each other)."""
     return [d for d in nest.order if d in nest.parallel], [d for d in nest.order if d not in nest.parallel]
 
 
 def _width(nest: Nest, kernel: Kernel) -> int:
-    own, _ = _own_and_updates(nest)
+    own, _ = own_and_updates(nest)
     return store_width(nest, kernel, own[-1]) if own else 1
 
 
 def update_threads(nest: Nest, kernel: Kernel) -> int:
     """Return the number of threads that make an update: those of a subgroup or of a workgroup."""
-    vectors = nest.points(_own_and_updates(nest)[0]) // _width(nest, kernel)
+    vectors = nest.points(own_and_updates(nest)[0]) // _width(nest, kernel)
     return SUBGROUP if vectors <= MAX_SUBGROUPS * SUBGROUP else THREADS
 
 
@@ -155,7 +155,7 @@ def emit_updates(
     """
     (step,) = nest.steps
     assert step.target is not None
-    own, updates = _own_and_updates(nest)
+    own, updates = own_and_updates(nest)
     out, width, threads = function.lines, _width(nest, kernel), update_threads(nest, kernel)
     total = nest.points(updates)
     vectors = nest.points(own) // width
@@ -185,7 +185,7 @@ def emit_updates(
     me = "(uint)tid" if threads > SUBGROUP else "(uint)lane"
     first = f"{me} + worker % {parts}u * {SUBGROUP}u" if parts > 1 else me
     decode(s, nest, updates, "update")
-    index = _sole_index(place)
+    index = sole_index(place)
     if index is not None:
         s.bound[index] = Value("mine", "int64_t")
     with s.scope(f"for (uint f = {first}; f < {vectors}u; f += {threads * parts}u) {{"):

@@ -19,6 +19,7 @@ from . import (
     hoist_unpack,
     legalize,
     pooled_conv,
+    rotary_epilogue,
     scatter_latest,
     scatter_sums,
     split_attention,
@@ -53,6 +54,7 @@ REWRITES: tuple[ScheduleRewrite | DialectRewrite, ...] = (
     decode_in_products.REWRITE,
     hoist_unpack.REWRITE,
     split_rms_norm.REWRITE,
+    rotary_epilogue.REWRITE,
 )
 
 
