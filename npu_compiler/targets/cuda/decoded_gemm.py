@@ -95,8 +95,8 @@ def _plan(kernel: Gemm, dialect: Dialect) -> Plan:
 
 
 class DecodedGemm(TmaGemm):
-    """The function of ``kernel``, whose weights are in a format, with the tile sizes of ``plan``. ``source``: the kernel
-    whose operands the function takes, if they are not those of ``kernel``."""
+    """The function of ``kernel``, whose weights are in a format, with the tile sizes of ``plan``. ``source``: the
+    kernel whose operands the function takes, if they are not those of ``kernel``."""
 
     def __init__(self, kernel: Gemm, dialect: Dialect, plan: Plan, source: Kernel | None = None):
         elements = with_elements(kernel)

@@ -1,14 +1,16 @@
-"""Loop nests that read the results of a product head by head, such as rotary embeddings and cache updates: how their points
-follow from rows and columns of the product.
+"""Loop nests that read the results of a product head by head, such as rotary embeddings and cache updates: how their
+points follow from rows and columns of the product.
 
 Points are computed in pairs, half a head apart: a rotary embedding reads the product at both of their columns.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 from ...graph import affine, expr
@@ -17,7 +19,7 @@ from ...graph.expr import Expr
 from ...schedule.anchors import GemmWithLoops
 from ...schedule.kernel import Loops, Operand
 from ...support import dtypes
-from ..codegen.nest import Access, Nest, Step, build_nest, fold_single_points
+from ..codegen.nest import Access, Nest, build_nest, fold_single_points
 from ..simt.kernels.scatter import is_elementwise, own_and_updates, sole_index, stores_rows
 from ..simt.lang.vectorize import is_along, vector_width
 
@@ -38,8 +40,8 @@ class HeadLoops:
     """A loop nest over all rows of a product, and over ``width`` columns from column ``first`` on.
 
     ``nest``: has two steps, for the two points of a pair. Its inputs ``near`` and ``near`` + 1 are the product at these
-    points. ``lane``: the dim of columns in half a head. ``rows``, ``columns``: the other dims, as digits of the row and of
-    the distance from column ``first``. ``update``: the row dim whose index is looked up in memory, by the load
+    points. ``lane``: the dim of columns in half a head. ``rows``, ``columns``: the other dims, as digits of the row and
+    of the distance from column ``first``. ``update``: the row dim whose index is looked up in memory, by the load
     ``place``, where a row is stored; several rows may have one place.
     """
 
@@ -76,7 +78,7 @@ def heads_of(kernel: GemmWithLoops) -> tuple[int, tuple[HeadLoops, ...]]:
     halves = [kernel.inputs[n] for n in kernel.halves]
     found = [_head_loops(c, n, result, head, halves.__contains__) for c, n in known]
     heads = sorted((x for x in found if x is not None), key=lambda x: x.first)
-    apart = all(a.first + a.width <= b.first for a, b in zip(heads, heads[1:], strict=False))
+    apart = all(a.first + a.width <= b.first for a, b in itertools.pairwise(heads))
     return (head, tuple(heads)) if len(heads) == len(found) and apart else (0, ())
 
 
@@ -111,8 +113,8 @@ def _distances(nest: Nest, result: Operand) -> set[int]:
 def _head_loops(
     loops: Loops, nest: Nest, result: Operand, head: int, halves: Callable[[Operand], bool]
 ) -> HeadLoops | None:
-    """Return how ``loops`` reads ``result``, or None if it does so in an unsupported way. ``halves``: whether the rows of
-    an operand are two equal halves."""
+    """Return how ``loops`` reads ``result``, or None if it does so in an unsupported way. ``halves``: whether the rows
+    of an operand are two equal halves."""
     own = next((x for x in _products(nest, result) if not x.value.guarded), None)
     if own is None:
         return None
@@ -135,8 +137,8 @@ def _head_loops(
 
 
 def _scatter(nest: Nest) -> tuple[int | None, Expr | None] | None:
-    """Return (row dim, load of the place of a row) of a scatter, (None, None) if ``nest`` is none, and None if its places
-    depend on anything but an input of the program, which may be read before preceding kernels end."""
+    """Return (row dim, load of the place of a row) of a scatter, (None, None) if ``nest`` is none, and None if its
+    places depend on anything but an input of the program, which may be read before preceding kernels end."""
     if not nest.serial or is_elementwise(nest):
         return None, None
     own, updates = own_and_updates(nest)
@@ -161,7 +163,8 @@ def _digits(nest: Nest, address: Affine, result: Operand) -> tuple[tuple[Digit, 
     if not columns or rows is None or any(c >= pitch and c % pitch for c, _ in dims):
         return None
     inside = address.const + math.prod(d.size for d in columns) <= pitch
-    return (rows, columns) if inside and math.prod((pitch, *(d.size for d in rows))) == math.prod(result.shape) else None
+    whole = pitch * math.prod(d.size for d in rows) == math.prod(result.shape)
+    return (rows, columns) if inside and whole else None
 
 
 def _mixed_radix(nest: Nest, dims: Sequence[tuple[int, int]]) -> tuple[Digit, ...] | None:
@@ -176,8 +179,8 @@ def _mixed_radix(nest: Nest, dims: Sequence[tuple[int, int]]) -> tuple[Digit, ..
 
 
 def _split(nest: Nest, lane: int, head: int, halves: Callable[[Operand], bool]) -> tuple[int, int]:
-    """Divide dim ``lane`` into heads, the two halves of a head, and the columns of a half, which stay ``lane``. Operands
-    with equal ``halves`` are read in the first one. Return the new dims (half, head)."""
+    """Divide dim ``lane`` into heads, the two halves of a head, and the columns of a half, which stay ``lane``.
+    Operands with equal ``halves`` are read in the first one. Return the new dims (half, head)."""
     far, outer = max(nest.size) + 1, max(nest.size) + 2
     nest.size |= {outer: nest.size[lane] // head, far: 2, lane: head // 2}
     index = _head(nest, outer) * head + expr.index(far) * (head // 2) + expr.index(lane)
@@ -189,7 +192,8 @@ def _split(nest: Nest, lane: int, head: int, halves: Callable[[Operand], bool]) 
         form = affine.affine(x.args[0])
         terms = {t: c for t, c in form.terms.items() if t is not expr.index(far)}
         rows = [c for t, c in terms.items() if t is not expr.index(lane)]
-        if form.coefficient(far) != head // 2 or form.coefficient(lane) != 1 or any(c % head for c in (*rows, form.const)):
+        along = (form.coefficient(far), form.coefficient(lane)) == (head // 2, 1)
+        if not along or any(c % head for c in (*rows, form.const)):
             return None
         return Expr("load", x.dtype, (Affine(terms, form.const).build(), *x.args[1:]), x.value)
 
@@ -203,8 +207,8 @@ def _head(nest: Nest, outer: int) -> Expr:
 
 
 def _specialise(nest: Nest, own: Expr, result: Operand, far: int, lane: int) -> bool:
-    """Replace the step of ``nest`` by those of the near and the far half, in which inputs of their own are ``result`` at
-    the address ``own`` of the near point and of the far one. Return whether these are the only elements that are read."""
+    """Replace the step of ``nest`` by those of the near and the far half. In these, two new inputs are ``result`` at
+    the address ``own`` of the near point, and of the far one. Return whether no other element of it is read."""
     base, near, half = affine.affine(own), len(nest.inputs), nest.size[lane]
     strange = False
 
@@ -216,13 +220,13 @@ def _specialise(nest: Nest, own: Expr, result: Operand, far: int, lane: int) -> 
         strange |= bool(apart.terms or x.value.checks) or apart.const not in (0, half)
         return Expr("load", x.dtype, (expr.index(lane),), Access(near + (apart.const == half), False, ()))
 
-    steps = []
-    for n in (0, 1):
-        step = replace(nest.steps[0])
-        ranges = nest.ranges
-        step.map(lambda e, n=n: affine.simplify(expr.substitute(e, {far: expr.const(n, "int64")}), ranges))
-        step.map(lambda e: expr.substitute(e, loads=in_register))
-        steps.append(step)
+    def of_half(n: int, e: Expr) -> Expr:
+        known = affine.simplify(expr.substitute(e, {far: expr.const(n, "int64")}), nest.ranges)
+        return expr.substitute(known, loads=in_register)
+
+    steps = [replace(nest.steps[0]) for _ in (0, 1)]
+    for n, step in enumerate(steps):
+        step.map(partial(of_half, n))
     nest.steps, nest.inputs = steps, (*nest.inputs, result, result)
     return not strange
 

@@ -20,6 +20,7 @@ from ..simt.lang.vectorize import Points, is_along
 from .decoded_gemm import DecodedGemm, decoded_plan, supports_decoded
 from .head_loops import WIDTH, Digit, HeadLoops, heads_of
 from .tile_selection import Plan, choose_for_heads
+from .tma_epilogue import supports_tma_store
 from .tma_gemm import TmaGemm, supports_tma, tile_k
 
 
@@ -44,7 +45,7 @@ def emit_rotary_gemm(kernel: GemmWithLoops, dialect: Dialect) -> Emission:
 
 def _plan(product: Gemm, head: int, dialect: Dialect) -> Plan | None:
     if supports_tma(product):
-        return choose_for_heads(product, tile_k(product), head, dialect)
+        return choose_for_heads(product, tile_k(product), supports_tma_store(product), head, dialect)
     return decoded_plan(product, dialect, head) if supports_decoded(product, dialect) else None
 
 
@@ -89,7 +90,7 @@ class HeadFunctor:
 
     def __init__(self, function: HeadStores):
         self.f, self.whole, self.heads, self.half = function.f, function.whole, function.heads, function.head // 2
-        self.threads, self.members = function.threads, Members(function.f, "@NAME@_heads")
+        self.members = Members(function.f, "@NAME@_heads")
         self.epilogue = _epilogue(self.whole.product, self.members)
         self.variables = [self._variables(x) for x in self.heads]
         self.places: dict[tuple[int, int, int], str] = {}  # names by key
@@ -189,7 +190,7 @@ class HeadFunctor:
         return Scalars(x.nest, Pointers(members, numbers), members.lines, uses)
 
     def _indices(self, x: HeadLoops) -> None:
-        """Emit the variables of the nest's dims for row ``m`` and column ``n``, which is in the first half of a head."""
+        """Emit the variables of the nest's dims for row ``m`` and column ``n`` in the first half of a head."""
         column = f"(uint)(n - {x.first})" if x.first else "(uint)n"
         lane = Digit(x.lane, 1, 2 * self.half)
         for flat, digits in (("(uint)m", x.rows), (column, (lane, *x.columns))):
@@ -204,8 +205,8 @@ class HeadFunctor:
         return self.whole.inputs.index(x.loops.inputs[x.place.value.operand]), form.coefficient(x.update), form.const
 
     def _compare_places(self) -> None:
-        """Emit the comparison of all places, so that the struct knows whether updates may be overwritten."""
-        tests = []
+        """Add the method ``begin``, which compares the places of all updates, to know whether some are overwritten."""
+        out, tests = self.members.lines, []
         for n, x in enumerate(self.heads):
             if x.place is None or self._key(x) in self.places:
                 continue
@@ -217,10 +218,12 @@ class HeadFunctor:
             self.f.lines.declare("const auto", f"places{n}", members.finish())
             self.members.capture(members.name, f"places{n}")
             self.places[self._key(x)] = f"places{n}"
-            tests.append(f"is_unordered<{x.nest.size[x.update or 0]}u, {self.threads}>(places{n}, tid)")
+            tests.append(f"is_unordered<{x.nest.size[x.update or 0]}u, THREADS>(places{n}, tid)")
+        with out.block("template <int THREADS> INLINE void begin(int tid, int number) const {"):
+            if tests:
+                out.assign("unordered", f"named_barrier_any(number, THREADS, {' || '.join(tests)})")
         if tests:
-            self.f.lines.let("bool", "unordered", f"any_thread({' || '.join(tests)})")
-            self.members.capture("bool", "unordered")
+            self.members.field("mutable bool", "unordered")
 
 
 def _digit(flat: str, d: Digit, last: bool) -> str:

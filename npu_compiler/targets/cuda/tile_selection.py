@@ -30,6 +30,7 @@ LONG_SUM = 2048  # more terms of 8-bit floats are added up in float32, MAX_TERMS
 MAX_TERMS = 512  # result for 1536 terms and 2.5e-3 for 8960, the former is small beside a rounding to bfloat16
 MOST_REGISTERS = 232  # of a thread with sums of two tiles or two kinds, if a warpgroup issues the loads
 HALF = 32  # columns of half a tile that is narrower than a head
+LOOPS = 1.2  # microseconds of a kernel that reads the heads of a small product
 HELD = 32  # registers of the operands of a pair of vectors of a head
 
 
@@ -139,21 +140,33 @@ class Problem:
 def choose(kernel: Gemm | Conv2d, step: int, tiles: bool, dialect: Dialect) -> Plan:
     """Return the fastest plan of a product according to :func:`cost`. ``step``: b16 elements of a stage along K.
     ``tiles``: whether TMA can store the results."""
-    plan = fastest(_problem(kernel, step, tiles), dialect)
+    plan = _fastest(_problem(kernel, step, tiles), device_of(dialect))
     assert plan is not None
     return plan
 
 
-def choose_for_heads(kernel: Gemm, step: int, head: int, dialect: Dialect) -> Plan | None:
-    """Return the fastest plan of a product whose threads store heads of ``head`` columns, or None."""
-    return fastest(replace(_problem(kernel, step, False), head=head), dialect)
+def choose_for_heads(kernel: Gemm, step: int, tiles: bool, head: int, dialect: Dialect) -> Plan | None:
+    """Return the fastest plan of a product whose threads store heads of ``head`` columns: see :func:`_for_heads`.
+    ``tiles``: whether TMA can store the results if they do not."""
+    return _for_heads(_problem(kernel, step, tiles), head, device_of(dialect))
 
 
-def fastest(problem: Problem, dialect: Dialect) -> Plan | None:
-    """Return the fastest plan according to :func:`cost`, or None if none fits the device."""
-    device = device_of(dialect)
+def _for_heads(problem: Problem, head: int, device: CUDADevice) -> Plan | None:
+    """Return the fastest plan of a product whose threads store heads, with the splits of the fastest plan of all, so
+    that sums are the same; None if it is slower than that plan and a kernel that reads the results."""
+    heads, usual, costs = replace(problem, size=0, head=head), _fastest(problem, device), device.tma
+    plan = _fastest(heads, device, usual.splits) if usual is not None else None
+    if plan is None or usual is None or costs is None:
+        return None
+    moved = 2 * problem.product.m * problem.product.n * 2  # bytes of 16-bit results that are written and read again
+    apart = cost(problem, usual, device) + LOOPS + moved / costs.bandwidth
+    return plan if cost(heads, plan, device) <= apart else None
+
+
+def _fastest(problem: Problem, device: CUDADevice, splits: int = 0) -> Plan | None:
+    """Return the fastest plan, with so many ``splits`` if given; None if none fits the device."""
     return min(
-        candidates(problem, device),
+        (plan for plan in candidates(problem, device) if splits in (0, plan.splits)),
         key=lambda plan: (cost(problem, plan, device), plan.prefetch and plan.n > 64), default=None,
     )  # fmt: skip
 
@@ -177,22 +190,15 @@ def decoders(plan: Plan, codes: Codes) -> int:
 
 
 def choose_decoded(kernel: Gemm, codes: Codes, dialect: Dialect, head: int = 0) -> Plan | None:
-    """Return the fastest plan of a product whose right operand warps decode, or None. ``head``: see
-    :class:`Problem`."""
+    """Return the fastest plan of a product whose right operand warps decode, or None. ``head``: the columns of a head
+    if threads store heads (:func:`_for_heads`), else 0."""
     out, device, residual = kernel.outputs[0], device_of(dialect), _has_residual(kernel)
     size = dtypes.DTYPES[out.dtype].size
     touched = math.prod(out.shape) * size * (1 + residual) + math.prod(kernel.inputs[0].shape) * 2 + codes.nbytes
     problem = Problem(
-        product_of(kernel), DECODED_STEP, residual, outputs=min(len(kernel.outputs), 2), codes=codes, nbytes=touched,
-        head=head,
-    )  # fmt: skip
-
-    def fits(plan: Plan) -> bool:
-        registers = device.registers // (DECODED_WARPS * SUBGROUP)
-        return plan.blocks_per_sm == 1 and thread_registers(plan) <= registers
-
-    plans = filter(fits, candidates(problem, device))
-    return min(plans, key=lambda plan: cost(problem, plan, device), default=None)
+        product_of(kernel), DECODED_STEP, residual, outputs=min(len(kernel.outputs), 2), codes=codes, nbytes=touched
+    )
+    return _for_heads(problem, head, device) if head else _fastest(problem, device)
 
 
 def _has_residual(kernel: Gemm | Conv2d) -> bool:
@@ -208,8 +214,14 @@ def candidates(problem: Problem, device: CUDADevice) -> Iterator[Plan]:
         for n in _widths(problem.product, m, device.compute_units, problem.columns, problem.head):
             for split, blocks_per_sm in splits:
                 plan = _plan(problem, device, m, n, split, blocks_per_sm)
-                if plan is not None:
+                if plan is not None and (problem.codes is None or _has_decoders(plan, device)):
                     yield plan
+
+
+def _has_decoders(plan: Plan, device: CUDADevice) -> bool:
+    """Whether there are registers for the warps that decode weights."""
+    few = thread_registers(plan) <= device.registers // (DECODED_WARPS * SUBGROUP)
+    return plan.blocks_per_sm == 1 and not plan.load_warpgroup and few
 
 
 def _plan(problem: Problem, device: CUDADevice, m: int, n: int, splits: int, blocks_per_sm: int) -> Plan | None:

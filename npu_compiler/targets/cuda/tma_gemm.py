@@ -180,7 +180,8 @@ class TmaGemm:
             SPLITS=plan.splits, TILE_M=plan.m, TILE_N=plan.n, TILE_K=self.step, STAGES=plan.stages, TILES=tiles,
             STEP=clusters, FOURS=bool(self.kind.format), N_MAJOR=self.kernel.n_major, PROMOTED=plan.promoted,
             OVERLAP=plan.overlap, STORE_PARTS=plan.store_parts(p.products), LOAD_WARPGROUP=plan.load_warpgroup,
-            HEAD=self.head, PAIRS_AHEAD=self.pairs_ahead, PRIMED=self._primed(), DECODERS=self.decoders, TEAM=self.team, OUTPUTS=self.outputs, SUM_ROWS=sums, **flags,
+            HEAD=self.head, PAIRS_AHEAD=self.pairs_ahead, PRIMED=self._primed(), DECODERS=self.decoders, TEAM=self.team,
+            OUTPUTS=self.outputs, SUM_ROWS=sums, **flags,
         )  # fmt: skip
         row_sums = f.pointer(~(len(self.kernel.outputs) - 1)) if sums else "nullptr"
         f.template(
@@ -265,8 +266,8 @@ class TmaGemm:
             strides, box = tuple(x * 2 for x in reversed(pixel_strides(a))), (self.step, self.plan.m)
             left = TileMap((c, width, h, n), strides, box, swizzle, (*low, *high), (sw, sh))
         if w.format:
-            fours, nbytes = w.shape[0], w.strides[0] * 2
-            return left, TileMap((p.k, ROWS, fours), (p.k * 2, nbytes), (self.step, ROWS, self._loaded_columns // ROWS), swizzle)
+            shape, nbytes = (p.k, ROWS, w.shape[0]), w.strides[0] * 2
+            return left, TileMap(shape, (p.k * 2, nbytes), (self.step, ROWS, self._loaded_columns // ROWS), swizzle)
         batches, row, batch = self._batches(k), p.k * 2, p.n * p.k * 2
         if k.n_major:
             row, batch = w.strides[2] * 2, (w.strides[0] if batches > 1 else w.strides[2] * p.k) * 2

@@ -34,6 +34,7 @@ from npu_compiler.targets.cuda import devices as cuda_devices
 from ...conformance.cases import all_cases, compile_cases
 from ...targets.cuda.test_dual_conv import block
 from ...targets.cuda.test_fused_convs import chain, few_results_suffice, pooled
+from ...targets.cuda.test_rotary_gemm import Projections, captured
 from ...targets.cuda.test_split_rms_norm import layer
 from ...targets.simt.test_hoist_unpack import products
 from .test_horizontal_fusion import gated_mlp, independent
@@ -62,6 +63,11 @@ def decode_step(dtype: str, kv_cache: str | None = None) -> Callable[[str, dict[
     }  # fmt: skip
     ir = llm_graphs(LLMConfig.from_hf(card), max_len=512, chunks=(), kv_cache=kv_cache)["decode"]
     return lambda target, options: run_phases(ir, target, **{"until": "memory", **options})
+
+
+def prompt(target: str, options: dict[str, Any]) -> State:
+    """Rotary embeddings and cache updates behind a product."""
+    return run_phases(captured(Projections(), 24), target, **{"until": "memory", **options})
 
 
 def on_graph(make: Callable[[], Graph]) -> Callable[[str, dict[str, Any]], State]:
@@ -270,6 +276,7 @@ EXAMPLES = [
     Example("hoist_unpack", "cuda", lambda target, options: products(target, **{"until": "memory", **options})),
     Example("split_rms_norm", "cuda", on_graph(layer)),
     Example("split_rms_norm", "cuda", on_graph(lambda: layer(64, 256, 320, gate=True))),
+    Example("rotary_epilogue", "cuda", prompt),
 ]
 
 

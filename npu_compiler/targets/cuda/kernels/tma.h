@@ -27,6 +27,14 @@ INLINE void named_barrier(int number, int threads) {
   asm volatile("bar.sync %0, %1;" :: "r"(number), "r"(threads) : "memory");
 }
 
+// The same; returns whether x holds in any of the threads.
+INLINE bool named_barrier_any(int number, int threads, bool x) {
+  int any;
+  asm volatile("{\n.reg .pred p, q;\nsetp.ne.b32 p, %1, 0;\nbar.red.or.pred q, %2, %3, p;\nselp.b32 %0, 1, 0, q;\n}"
+               : "=r"(any) : "r"((int)x), "r"(number), "r"(threads) : "memory");
+  return any != 0;
+}
+
 // -- clusters
 INLINE int cluster_rank() {
   int r;

@@ -104,6 +104,7 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
     }
   }
   if constexpr (D::LOAD_WARPGROUP) more_registers<232>();
+  if constexpr (D::HEAD > 0) epilogue.template begin<D::TILE_M * 2>(th.tid, 1 + D::TILE_M / 64);
   pdl_wait();
   if constexpr (D::OVERLAP) {
     overlapped_tiles<S>(ring, epilogue, scale, columns, th);

@@ -4,6 +4,7 @@
 //   struct Epilogue {
 //     WIDTH                                              8
 //     struct Ahead                                       operands of a pair of vectors
+//     template <THREADS> void begin(tid, barrier)        called by all THREADS that store, before preceding kernels end
 //     void read_ahead(row, column, Ahead&)
 //     void store(row, column, const Sum* near, const Sum* far, const Ahead&)
 //   };
@@ -11,9 +12,6 @@
 // `near` holds the sums of WIDTH columns from `column` on, `far` those HEAD / 2 behind them.
 #pragma once
 #include "tma_epilogue.h"
-
-// Whether x holds in any thread of the block.
-INLINE bool any_thread(bool x) { return __syncthreads_or(x); }
 
 // The columns of a tile between the two vectors of a pair.
 template <class D> INLINE constexpr int columns_apart() { return in_halves<D>() ? 32 : D::HEAD / 2; }

@@ -141,8 +141,8 @@ class Epilogue:
         self._run(unrounded, row, column, width, accumulators, ahead, shared, to)
 
     def rounded(self, to: str, row: str, column: str, width: int, accumulators: Callable[[int, str], str]) -> None:
-        """Emit statements that set the array ``to`` of floats to ``width`` results as they would be stored. The variable
-        ``ahead`` holds loads."""
+        """Emit statements that set the array ``to`` of floats to ``width`` results as they would be stored. The
+        variable ``ahead`` holds loads."""
         self._run([self.step], row, column, width, accumulators, True, False, to)
 
     def put(self, row: str, column: str, width: int, values: Callable[[str], str]) -> None:

@@ -1,5 +1,5 @@
-"""The rotary embeddings of a prompt and the updates of its caches are computed in the epilogue of the product that makes
-queries, keys and values, whose results are then never in memory.
+"""The rotary embeddings of a prompt and the updates of its caches are computed in the epilogue of the product that
+makes queries, keys and values, whose results are then never in memory.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ def _touches(some: Iterable[Operand], others: Iterable[Operand]) -> bool:
 def _has_equal_halves(schedule: Schedule, table: Operand) -> bool:
     """Whether one loop nest computes ``table``, and the same values in both halves of each row."""
     writers = [p for k in schedule.kernels for p in k.members if _touches(p.outputs, (table,))]
-    if len(writers) != 1 or not isinstance(writers[0], Loops) or table not in writers[0].outputs:
+    writer, shape = writers[0] if len(writers) == 1 else None, table.shape
+    if not isinstance(writer, Loops) or table not in writer.outputs:
         return False
-    (writer,), shape = writers, table.shape
     body, number = writer.body, writer.outputs.index(table)
     stores = [s for s in body.stages if s.kind == "store" and s.output == number]
     if len(stores) != 1 or body.domain != shape or body.axes or stores[0].index != expr.identity_index(shape):
