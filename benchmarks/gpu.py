@@ -150,7 +150,7 @@ def prefill(args: argparse.Namespace, tokens: int, format: str = "") -> dict[str
     torch.cuda.empty_cache()
 
     measured = compare(ours, model, (ids, at), args)
-    flops = sum(call.flops for call in ours.executor.entry.calls if call.kind == "gemm")
+    flops = sum(call.flops for call in ours.executor.entry.calls if call.kind.startswith("gemm"))
     return {"rows": measured, "verdict": checked, "flops": flops, **ours.facts()}
 
 

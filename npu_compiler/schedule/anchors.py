@@ -194,9 +194,9 @@ class PooledConv2d(Kernel):
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GemmWithLoops(Kernel):
     """A product whose results only the loop nests ``consumers`` read, such as rotary embeddings of queries and keys.
-    The results of ``product`` are not stored in memory. The inputs are those of ``product``, then the other operands that
-    the consumers read, each once; the outputs are those of the consumers. ``halves``: the inputs whose rows consist of
-    two equal halves, such as the tables of rotary embeddings."""
+    The results of ``product`` are not stored in memory. The inputs are those of ``product``, then the other operands
+    that the consumers read, each once; the outputs are those of the consumers. ``halves``: the inputs whose rows
+    consist of two equal halves, such as the tables of rotary embeddings."""
 
     kind = "gemm_with_loops"
     product: Gemm
