@@ -175,7 +175,6 @@ def test_it_compiles_and_is_described(format: str) -> None:
 
 # -- on a GPU ---------------------------------------------------------------------------------------------------------
 needs_a_gpu, or_is_skipped = cuda_gpu.marks()
-QWEN = {"heads": 12, "kv": 2, "hidden": 1536}
 
 
 def results(model: Projections, rows: int, positions: torch.Tensor, **options: Any) -> dict[str, np.ndarray]:
@@ -200,16 +199,16 @@ def check(model: Projections, rows: int, positions: torch.Tensor, format: str = 
 @or_is_skipped
 @pytest.mark.parametrize("rows", [128, 512, 2048])
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("heads", [12, 0])
+@pytest.mark.parametrize("heads", [12, 1])
 def test_bits_of_a_prompt(rows: int, format: str, heads: int) -> None:
-    """The shapes of Qwen2.5-1.5B; its last layer computes no queries."""
+    """The shapes of Qwen2.5-1.5B, and of a narrow product."""
     torch.manual_seed(0)
-    check(Projections(**QWEN | {"heads": heads or 1}), rows, torch.arange(rows) + 7, format)
+    check(Projections(heads, kv=2, hidden=1536), rows, torch.arange(rows) + 7, format)
 
 
 @needs_a_gpu
 @or_is_skipped
-@pytest.mark.parametrize("rows", [17, 40, 130, 300])
+@pytest.mark.parametrize("rows", [17, 300])
 @pytest.mark.parametrize("size", [64, 128])
 @pytest.mark.parametrize("options", [{}, {"tables": "whole"}, {"bias": False, "dtype": torch.float16}, {"batch": 3}])
 def test_bits_of_other_shapes(rows: int, size: int, options: dict[str, Any]) -> None:
