@@ -97,7 +97,7 @@ class EntryPoint:
     @property
     def product_bytes(self) -> int:
         """Bytes that matrix products read in a run: mostly weights in their stored form."""
-        return sum(c.bytes_read for c in self.calls if c.kind == "gemm")
+        return sum(c.bytes_read for c in self.calls if c.kind.startswith("gemm"))
 
 
 @dataclass(frozen=True)
