@@ -11,8 +11,8 @@ if TYPE_CHECKING:  # the names of _LAZY, for type checkers and the API reference
     from .aten.ir import IRGraph
     from .aten.json_reader import load_ir, load_ir_from_dict
     from .aten.json_writer import save_ir
-    from .aten.kv_state import as_state
     from .frontend import capture
+    from .frontend.kv_state import as_state
     from .mixed.compile import compile_plan
     from .mixed.program import MixedProgram, load_program
     from .ops import get_supported_ops, is_op_supported
@@ -34,7 +34,7 @@ _LAZY = {
     "NPUError": "support.errors",
     "PartitionPlan": "partitioning.plan",
     "Reason": "support.errors",
-    "as_state": "aten.kv_state",
+    "as_state": "frontend.kv_state",
     "capture": "frontend",
     "check": "partitioning.constraint_checker",
     "compile_plan": "mixed.compile",

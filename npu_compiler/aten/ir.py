@@ -18,6 +18,7 @@ from ..support import dtypes
 from ..support.errors import IRError
 
 GETITEM = "<built-in function getitem>"
+Key = tuple[str, int]  # of a value: its producer and output index; of a weight or constant: its name and -1
 
 
 class DataSize(int):

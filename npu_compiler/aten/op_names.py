@@ -38,3 +38,8 @@ def functional_name(op_type: str) -> str:
     elif name.endswith("_") and not name.endswith("__"):
         name = name[:-1]
     return f"{namespace}.{name}.{overload}"
+
+
+def is_in_place(op_type: str) -> bool:
+    """Whether ``op_type`` is an in-place op (``aten.add_.Tensor``)."""
+    return functional_name(op_type) != op_type

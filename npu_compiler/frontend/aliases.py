@@ -9,9 +9,9 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-Key = tuple[str, int]
+from ..aten.ir import Key
 
-__all__ = ["Aliases", "Key", "row_major", "storage_id", "writes_strided_memory"]
+__all__ = ["Aliases", "row_major", "storage_id", "writes_strided_memory"]
 
 
 def storage_id(value: torch.Tensor) -> int | None:

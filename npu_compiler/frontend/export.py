@@ -22,6 +22,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from ..aten.ir import IRGraph
+from ..ops.casts import DROPOUTS
 from ..support import progress
 from ..support.errors import CaptureError
 from ..support.host_arrays import to_torch
@@ -38,7 +39,6 @@ from .zero_points import without_zero_points
 
 __all__ = ["NUMBER", "TENSOR", "Capture", "capture", "capture_call"]
 
-_DROPOUTS = ("aten.dropout.default", "aten.feature_dropout.default", "aten.alpha_dropout.default")
 _TORCH_DIR = str(Path(torch.__file__).parent)
 
 
@@ -344,7 +344,7 @@ def _without_eval_dropout(program: ExportedProgram, in_place: bool) -> ExportedP
         return [m for m in p.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
 
     def is_identity(node: torch.fx.Node) -> bool:
-        return str(node.target) in _DROPOUTS and len(node.args) == 3 and node.args[2] is False
+        return str(node.target) in DROPOUTS and len(node.args) == 3 and node.args[2] is False
 
     if not any(is_identity(n) for g in graphs(program) for n in g.graph.nodes):
         return program

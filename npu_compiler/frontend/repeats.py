@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..aten.ir import IRGraph, Location, OpNode, StateUpdate, TensorSpec
+from ..aten.ir import IRGraph, Key, Location, OpNode, StateUpdate, TensorSpec
 from ..support.errors import CaptureError
-from .aliases import Key, storage_id
+from .aliases import storage_id
 
 __all__ = ["repeated", "traced_once"]
 

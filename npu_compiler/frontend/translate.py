@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..aten.complex_pairs import complex_as_pairs
 from ..aten.data_dependent import ASSERTION, CONTROL_FLOW, NUMBER_OPS
-from ..aten.ir import GETITEM, IRGraph, OpNode, StateUpdate, TensorSpec
+from ..aten.ir import GETITEM, IRGraph, Key, OpNode, StateUpdate, TensorSpec
 from ..support.errors import CaptureError
-from .aliases import Aliases, Key, row_major
+from .aliases import Aliases, row_major
 from .arguments import STATIC_ADVICE, Arguments, Number, describe_node, read_arguments
 from .flex_attention import flex_attention_graph
 from .fx_values import is_idle_sparse, is_number, node_results, static_shape, value_spec

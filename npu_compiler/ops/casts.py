@@ -6,7 +6,7 @@ from ..graph.expr import const
 from ..graph.graph import Value
 from ..support import dtypes as dt
 from ..support.errors import Reason, Unsupported
-from .registry import FLOATS, INTS, lowers
+from .registry import FLOATS, INTS, Result, lowers
 from .samples import UNARY, S, t
 
 EVERY = (*FLOATS, *INTS)
@@ -17,23 +17,34 @@ TARGETS = [S(VALUES, d) for d in ("float32", "float16", "bfloat16", "int64", "in
     S(EIGHTHS, "float8_e4m3fn"),  # larger ones become NaN or 448 in PyTorch, depending on the CPU
     S(t(64, dtype="float8_e4m3fn", low=-448, high=448), "float32"),
 ]
+_BY_KEYWORD = [*(S(s.args[0], dtype=s.args[1]) for s in TARGETS), S(t(3))]
 
 
-@lowers("aten.to.dtype", samples=[*TARGETS, S(t(2, 3), "float16", False, True)], dtypes=EVERY)
-@lowers("aten.to.device", samples=[S(s.args[0], "cpu", s.args[1]) for s in TARGETS], dtypes=EVERY)
 @lowers(
-    "aten.to.dtype_layout",
-    "aten._to_copy.default",
-    samples=[*(S(s.args[0], dtype=s.args[1]) for s in TARGETS), S(t(3))],
+    "aten.to.dtype",
+    samples=[*TARGETS, S(t(2, 3), "float16", False, True)],
     dtypes=EVERY,
+    result=Result.VIEW_IF_POSSIBLE,
 )
+@lowers(
+    "aten.to.device",
+    samples=[S(s.args[0], "cpu", s.args[1]) for s in TARGETS],
+    dtypes=EVERY,
+    result=Result.VIEW_IF_POSSIBLE,
+)
+@lowers("aten.to.dtype_layout", samples=_BY_KEYWORD, dtypes=EVERY, result=Result.VIEW_IF_POSSIBLE)
+@lowers("aten._to_copy.default", samples=_BY_KEYWORD, dtypes=EVERY)
 def to(self: Value, dtype: str | None = None) -> Value:
     """Another dtype; floats become integers by truncation."""
     return self if dtype is None else self.cast(dt.parse(dtype))
 
 
 @lowers(
-    "aten.to.other", "aten.type_as.default", samples=[S(VALUES, t(2, dtype=s.args[1])) for s in TARGETS], dtypes=EVERY
+    "aten.to.other",
+    "aten.type_as.default",
+    samples=[S(VALUES, t(2, dtype=s.args[1])) for s in TARGETS],
+    dtypes=EVERY,
+    result=Result.VIEW_IF_POSSIBLE,
 )
 def type_as(self: Value, other: Value) -> Value:
     """The values in the dtype of ``other``."""
@@ -50,13 +61,12 @@ def copy(self: Value, src: Value) -> Value:
     return src.cast(self.dtype).expand(*self.shape)
 
 
-SAME = (
-    "alias", "clone", "conj", "contiguous", "detach", "lift", "lift_fresh", "lift_fresh_copy",
-    "positive", "real", "resolve_conj", "resolve_neg",
-)  # fmt: skip
+_ALIASES = ("alias", "conj", "detach", "lift", "lift_fresh", "positive", "real", "resolve_conj", "resolve_neg")
 
 
-@lowers(*(f"aten.{n}.default" for n in SAME), samples=UNARY, dtypes=FLOATS)
+@lowers(*(f"aten.{n}.default" for n in _ALIASES), samples=UNARY, dtypes=FLOATS, result=Result.VIEW)
+@lowers("aten.contiguous.default", samples=UNARY, dtypes=FLOATS, result=Result.SELF_IF_CONTIGUOUS)
+@lowers("aten.clone.default", "aten.lift_fresh_copy.default", samples=UNARY, dtypes=FLOATS)
 def same(self: Value) -> Value:
     """The values unchanged: copies, aliases and autograd bookkeeping."""
     return self
@@ -71,12 +81,10 @@ def refuse_training(name: str, train: bool | None, p: float) -> None:
 
 
 DROPOUT = (S(t(3, 5), 0.5, False), S(t(2, 3, layout="transposed"), 0.0, True), S(t(0, 3), 0.1, False))
+DROPOUTS = tuple(f"aten.{n}.default" for n in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"))
 
 
-@lowers(
-    *(f"aten.{n}.default" for n in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")),
-    samples=DROPOUT,
-)
+@lowers(*DROPOUTS, samples=DROPOUT, result=Result.VIEW)
 def dropout(input: Value, p: float, train: bool) -> Value:
     """The input; dropping in training mode is refused."""
     refuse_training("dropout", train, p)

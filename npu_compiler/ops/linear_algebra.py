@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 from functools import cache
 
-from ..graph.expr import index, load, maximum
+from ..graph.expr import maximum
 from ..graph.graph import Value
 from ..support import dtypes as dt
 from .activations import gelu
 from .common import scaled
-from .registry import ALL, Scalar, lowers
+from .registry import ALL, Result, Scalar, lowers
 from .samples import S, t
+from .slicing import diagonal
 
 
 def product(a: Value, b: Value) -> Value:
@@ -235,14 +236,16 @@ def parse(equation: str, ranks: Sequence[int]) -> tuple[list[Labels], Labels]:
     return parsed, labels(right, most if "..." in right else 0)
 
 
-def diagonal(x: Value, labels: Labels) -> tuple[Value, Labels]:
-    """Read the diagonal of an operand that repeats a label."""
-    unique = tuple(dict.fromkeys(labels))
-    if unique == labels:
-        return x, labels
-    sizes = tuple(x.shape[labels.index(name)] for name in unique)
-    e = load(0, x.dtype, [index(unique.index(name)) for name in labels])
-    return x.graph.elementwise(sizes, [x], e), unique
+def distinct(x: Value, labels: Labels) -> tuple[Value, Labels]:
+    """Take the diagonal of dims with the same label, which come last."""
+    for name in dict.fromkeys(labels):
+        while labels.count(name) > 1:
+            a, b = [i for i, other in enumerate(labels) if other == name][:2]
+            if x.shape[a] != x.shape[b]:
+                raise ValueError(f"sizes {x.shape[a]} and {x.shape[b]} of one label")
+            x = diagonal(x, 0, a, b)
+            labels = (*(other for i, other in enumerate(labels) if i not in (a, b)), name)
+    return x, labels
 
 
 def sum_out(x: Value, labels: Labels, keep: set[str]) -> tuple[Value, Labels]:
@@ -282,6 +285,7 @@ EINSUM = (
     S("ij,ij->", [t(3, 4), t(3, 4)]),
     S("ij->ji", [t(3, 4)]),
     S("ii->i", [t(3, 3)]),
+    S("iji,k->jk", [t(3, 4, 3), t(2)]),
     S("ij,kj->ki", [t(3, 4, layout="transposed"), t(5, 4)]),
     S("abc,cd,de->abe", [t(2, 3, 4), t(4, 5), t(5, 2)]),
     S("b i j , b j -> b i", [t(2, 3, 4), t(2, 4)]),
@@ -290,11 +294,11 @@ EINSUM = (
 )
 
 
-@lowers("aten.einsum.default", samples=EINSUM)
+@lowers("aten.einsum.default", samples=EINSUM, result=Result.VIEW_IF_POSSIBLE)  # of one tensor, if nothing is summed
 def einsum(equation: str, tensors: list[Value], *, path: list[int] | None = None) -> Value:
     """Einstein summation, evaluated from left to right; ``path`` changes only the order of rounding."""
     terms, result = parse(equation, [x.rank for x in tensors])
-    queue = [diagonal(x, labels) for x, labels in zip(tensors, terms, strict=True)]
+    queue = [distinct(x, labels) for x, labels in zip(tensors, terms, strict=True)]
     while len(queue) > 1:
         a, b, *rest = queue
         queue = [contract(a, b, {*result, *(name for _, labels in rest for name in labels)}), *rest]

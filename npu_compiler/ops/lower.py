@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ..aten.alias import VIEW_OPS, base_name, is_in_place
 from ..aten.data_dependent import data_dependence
-from ..aten.ir import GETITEM, IRGraph, OpNode, TensorSpec, dtype_contradiction, selected
+from ..aten.ir import GETITEM, IRGraph, Key, OpNode, TensorSpec, dtype_contradiction, selected
+from ..aten.op_names import is_in_place
 from ..graph.expr import index
 from ..graph.graph import VIEWS, Graph, Node, Value
 from ..graph.verify import check_graph
@@ -22,14 +22,10 @@ from ..schedule.buffers import contiguous_strides
 from ..schedule.kernel import Buffer, Operand
 from ..schedule.strides import strided_view
 from ..support.errors import CompileError, IRError, Reason, Unsupported
-from . import lower_call
+from . import Result, lower_call, result_of
 from .access import fresh
 
-Key = tuple[str, int]
 Refusal = tuple[str, str, Reason]  # node, op type, why
-
-# View ops that copy if strides (or a dtype) require it.
-MAY_COPY = frozenset("contiguous flatten ravel reshape reshape_as to type_as".split())
 
 
 def lower_ir(ir: IRGraph, dtype: str | None = None, refused: Sequence[Refusal] = ()) -> Graph:
@@ -189,7 +185,7 @@ class _Lowering:
 
     def _own_memory(self, node: OpNode, inputs: list[Value], results: list[Value | None]) -> list[Value | None]:
         """Return results that share memory with an input exactly where PyTorch's do."""
-        name = base_name(node.op_type)
+        declared = result_of(node.op_type)
         bases = {_view_chain(v)[1] for v in inputs}
         out: list[Value | None] = []
         for value in results:
@@ -197,10 +193,10 @@ class _Lowering:
                 out.append(value)
                 continue
             shares = _view_chain(value)[1] in bases
-            copied = node.attrs.get("copy") is True or (name in MAY_COPY and not _shares_memory(name, inputs[0], value))
-            if shares and (name not in VIEW_OPS or copied):
+            copied = node.attrs.get("copy") is True or not _shares_memory(declared, inputs, value)
+            if shares and copied:
                 value = fresh(value)
-            elif not shares and name in VIEW_OPS - MAY_COPY:
+            elif not shares and declared is Result.VIEW:
                 self.opaque |= {value, *bases}
             out.append(value)
         return out
@@ -240,10 +236,13 @@ def _view_chain(value: Value) -> tuple[list[Node], Value]:
     return chain[::-1], value
 
 
-def _shares_memory(name: str, source: Value, result: Value) -> bool:
-    """Whether an op that copies only if strides require it returns a view of ``source``."""
+def _shares_memory(declared: Result, inputs: list[Value], result: Value) -> bool:
+    """Whether the result of an op that is declared so is in the memory of its first input."""
+    if not declared.may_copy:
+        return declared.may_share
+    source = inputs[0]
     memory = _window(source)
-    if name == "contiguous":
+    if declared is Result.SELF_IF_CONTIGUOUS:
         return memory.contiguous
     return result is source or result.op != "reshape" or strided_view(memory, result) is not None
 

@@ -13,6 +13,7 @@ import logging
 from collections import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -37,6 +38,27 @@ IGNORED_ATTRS = frozenset(
 )  # fmt: skip
 
 
+class Result(Enum):
+    """What the result of an op is to its first argument (result i to tensor i, if that argument is a list), as PyTorch
+    defines it."""
+
+    NEW = auto()  # a tensor of its own
+    UPDATE = auto()  # a tensor of its own: the argument with parts replaced
+    VIEW = auto()  # the memory of the argument
+    VIEW_IF_POSSIBLE = auto()  # that memory if strides and dtype allow it, else a copy
+    SELF_IF_CONTIGUOUS = auto()  # the argument if it is row-major, else a copy
+
+    @property
+    def may_share(self) -> bool:
+        """Whether it may be in the memory of the argument."""
+        return self not in (Result.NEW, Result.UPDATE)
+
+    @property
+    def may_copy(self) -> bool:
+        """Whether that depends on strides and dtypes."""
+        return self in (Result.VIEW_IF_POSSIBLE, Result.SELF_IF_CONTIGUOUS)
+
+
 @dataclass(frozen=True)
 class Param:
     """One schema argument. ``kind``: 'tensor', 'optional' (tensor or None), 'list' (of tensors), 'operand' (tensor or
@@ -57,7 +79,7 @@ class Param:
 class OpDef:
     """An ATen op: overload names, its lowering, parameters in schema order, conformance samples and their dtypes.
 
-    ``family`` is the file that declares it.
+    ``family`` is the file that declares it, ``result`` what its results are to its first argument.
     """
 
     op_types: tuple[str, ...]
@@ -67,10 +89,12 @@ class OpDef:
     dtypes: tuple[str, ...]
     doc: str
     family: str
+    result: Result
     wants_graph: bool = False
 
 
 REGISTRY: dict[str, OpDef] = {}
+_ON_HOST: dict[str, Result] = {}  # ops without a lowering whose results are not NEW
 
 FLOATS = ("float32", "float16", "bfloat16")
 ALL = (*FLOATS, "int64")
@@ -93,6 +117,7 @@ def _declare(
     lower: Callable[..., Any],
     samples: Sequence[Sample],
     dtypes: Sequence[str],
+    result: Result = Result.NEW,
 ) -> None:
     signature, hints = inspect.signature(f).parameters, get_type_hints(f)
     params = tuple(
@@ -108,6 +133,7 @@ def _declare(
         dtypes=tuple(dtypes),
         doc=(inspect.getdoc(f) or "").split("\n")[0],
         family=f.__module__.rpartition(".")[2],
+        result=result,
         wants_graph="graph" in signature,
     )
     for name in op_types:
@@ -116,18 +142,26 @@ def _declare(
         REGISTRY[name] = op
 
 
-def lowers(*op_types: str, samples: Sequence[Sample], dtypes: Sequence[str] = FLOATS) -> Callable[[Lowering], Lowering]:
+def lowers(
+    *op_types: str, samples: Sequence[Sample], dtypes: Sequence[str] = FLOATS, result: Result = Result.NEW
+) -> Callable[[Lowering], Lowering]:
     """Declare a lowering ``f(tensors and attrs by schema name) -> Value or tuple of Values``.
 
     The result's shape must be the IR's; its dtype is cast to the IR's. Half types turn float32 in arithmetic.
+    ``result``: what it is to the first argument.
     A parameter named ``graph`` receives the graph under construction (for ops without tensor inputs).
     """
 
     def deco(f: Lowering) -> Lowering:
-        _declare(op_types, f, f, samples, dtypes)
+        _declare(op_types, f, f, samples, dtypes, result)
         return f
 
     return deco
+
+
+def runs_on_host(*op_types: str, result: Result) -> None:
+    """Declare ops without a lowering whose results are not ``NEW``."""
+    _ON_HOST.update(dict.fromkeys(op_types, result))
 
 
 def pointwise(
@@ -160,6 +194,17 @@ def _is_float(dtype: str) -> bool:
 def find(op_type: str) -> OpDef | None:
     """Return the declaration of an op, of its functional variant if it is in-place, or None."""
     return REGISTRY.get(op_type) or REGISTRY.get(functional_name(op_type))
+
+
+def result_of(op_type: str) -> Result:
+    """Return what the results of an op, or of its functional variant if it is in-place, are to its first argument."""
+    op = find(op_type)
+    return op.result if op is not None else _ON_HOST.get(functional_name(op_type), Result.NEW)
+
+
+def declared_results() -> dict[str, Result]:
+    """Return what the results of every declared op are to its first argument, with or without a lowering."""
+    return {**{name: op.result for name, op in REGISTRY.items()}, **_ON_HOST}
 
 
 def bind(op: OpDef, op_type: str, inputs: Sequence[Value], attrs: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from ..support.errors import Reason, Unsupported
 from .access import fresh, identity, integer_load, position, resized, wrap_dim
 from .common import scaled
 from .indexing import ADVANCED, DTYPES, Selection, places, selection
-from .registry import ALL, Scalar, lowers
+from .registry import ALL, Result, Scalar, lowers, runs_on_host
 from .samples import S, T, t
 
 
@@ -61,7 +61,7 @@ _SLICES = (
 )
 
 
-@lowers("aten.index_copy.default", samples=tuple(S(*a) for a in _SLICES), dtypes=DTYPES)
+@lowers("aten.index_copy.default", samples=tuple(S(*a) for a in _SLICES), dtypes=DTYPES, result=Result.UPDATE)
 def index_copy(self: Value, dim: int, index: Value, source: Value) -> Value:
     """Slices of a dim replaced by those of ``source``."""
     return slices_at(self, dim, index, source)
@@ -89,13 +89,13 @@ _FILLS = (
 )
 
 
-@lowers("aten.index_fill.int_Scalar", samples=tuple(S(*a, 2) for a in _FILLS), dtypes=DTYPES)
+@lowers("aten.index_fill.int_Scalar", samples=tuple(S(*a, 2) for a in _FILLS), dtypes=DTYPES, result=Result.UPDATE)
 def index_fill(self: Value, dim: int, index: Value, value: Scalar) -> Value:
     """Slices of a dim filled with a number."""
     return filled_at(self, dim, index, filled(self, (1,) * self.rank, value))
 
 
-@lowers("aten.index_fill.int_Tensor", samples=tuple(S(*a, t()) for a in _FILLS), dtypes=DTYPES)
+@lowers("aten.index_fill.int_Tensor", samples=tuple(S(*a, t()) for a in _FILLS), dtypes=DTYPES, result=Result.UPDATE)
 def index_fill_tensor(self: Value, dim: int, index: Value, value: Value) -> Value:
     """Slices of a dim filled with the number a 0-d tensor holds."""
     return filled_at(self, dim, index, value.reshape(*(1,) * self.rank))
@@ -133,13 +133,18 @@ _ELEMENTS = (
 _MEETING = ((t(3, 5), 0, places(7, 5), t(7, 5)), (t(2, 3), 1, places(2, 9), t(2, 9)))
 
 
-@lowers("aten.scatter.src", samples=tuple(S(*a) for a in _ELEMENTS), dtypes=DTYPES)
+@lowers("aten.scatter.src", samples=tuple(S(*a) for a in _ELEMENTS), dtypes=DTYPES, result=Result.UPDATE)
 def scatter_src(self: Value, dim: int, index: Value, src: Value) -> Value:
     """self[index[i][j]][j] = src[i][j] for dim 0, and so on."""
     return elements_at(self, dim, index, src)
 
 
-@lowers("aten.scatter.value", samples=tuple(S(*a[:3], 1) for a in (*_ELEMENTS, *_MEETING)), dtypes=DTYPES)
+@lowers(
+    "aten.scatter.value",
+    samples=tuple(S(*a[:3], 1) for a in (*_ELEMENTS, *_MEETING)),
+    dtypes=DTYPES,
+    result=Result.UPDATE,
+)
 def scatter_value(self: Value, dim: int, index: Value, value: Scalar) -> Value:
     """self[index[i][j]][j] = value for dim 0, and so on."""
     return elements_at(self, dim, index, filled(self, index.shape, value))
@@ -266,7 +271,7 @@ _MASKS = (
         *(S(*s.args, True) for s in _PUTS), *_MASKS, S(*_MASKS[0].args, True),
         S(t(4, 3), [unique(4, 3, 0)], t(2, 3)),
     ),
-    dtypes=ALL,
+    dtypes=ALL, result=Result.UPDATE,
 )  # fmt: skip
 def index_put(self: Value, indices: list[Value | None], values: Value, accumulate: bool = False) -> Value:
     """x[i, :, j] = values, or += with the same sums in every run; a mask only if all its elements get one value."""
@@ -276,11 +281,15 @@ def index_put(self: Value, indices: list[Value | None], values: Value, accumulat
     return written(self, values.expand(*chosen.shape), chosen.idx, chosen.tensors, "add" if accumulate else "set")
 
 
+runs_on_host("aten.masked_scatter.default", result=Result.UPDATE)
+
+
 # -- fixed positions ---------------------------------------------------------------------------------------------------
 @lowers(
     "aten.select_scatter.default",
     samples=(S(t(3, 4), t(4), 0, 1), S(t(3, 4), t(3), -1, -1), S(t(2, 3, 4, layout="transposed"), t(2, 4), 1, 0)),
     dtypes=DTYPES,
+    result=Result.UPDATE,
 )
 def select_scatter(self: Value, src: Value, dim: int, index: int) -> Value:
     """One position of a dim replaced."""
@@ -304,7 +313,7 @@ def window_set(base: Value, src: Value, dim: int, start: int, step: int) -> Valu
         S(t(2, 6, layout="transposed"), t(2, 2), 1, -2),
         S(t(3), t(3)), S(t(3), t(0), 0, 2, 1),
     ),
-    dtypes=DTYPES,
+    dtypes=DTYPES, result=Result.UPDATE,
 )  # fmt: skip
 def slice_scatter(
     self: Value, src: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
@@ -325,6 +334,7 @@ def slice_scatter(
         S(t(2, 3, 4), t(3, 2), -1, 2, 0),
     ),
     dtypes=DTYPES,
+    result=Result.UPDATE,
 )
 def diagonal_scatter(self: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
     """The elements [i, i + offset] of two dims replaced."""

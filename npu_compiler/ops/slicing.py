@@ -9,7 +9,7 @@ from ..graph.expr import index, load
 from ..graph.graph import Value
 from .access import fresh, pick, resized, wrap_dim
 from .common import MAX_PARTS, bounded
-from .registry import lowers
+from .registry import Result, lowers, runs_on_host
 from .samples import S, t
 from .views import ANY, DTYPES, calls, exchanged
 
@@ -24,6 +24,7 @@ def window(x: Value, dim: int, start: int, length: int) -> Value:
     "aten.select.int",
     samples=(*calls((0, 1), (1, -1), (-1, 3), (2, -4), of=ANY[:2]), S(t(3), 0, 2), S(t(2, 0), 0, 1)),
     dtypes=DTYPES,
+    result=Result.VIEW,
 )
 def select(self: Value, dim: int, index: int) -> Value:
     """One position of a dim, which disappears."""
@@ -41,7 +42,12 @@ _SLICES = (
 )  # fmt: skip
 
 
-@lowers("aten.slice.Tensor", samples=(*calls(*_SLICES), *calls((1, 0, HUGE, 2), (-2, 1), of=ANY[1:])), dtypes=DTYPES)
+@lowers(
+    "aten.slice.Tensor",
+    samples=(*calls(*_SLICES), *calls((1, 0, HUGE, 2), (-2, 1), of=ANY[1:])),
+    dtypes=DTYPES,
+    result=Result.VIEW,
+)
 def slice_(self: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Value:
     """``start:end:step`` of a dim, by Python's rules; step > 0."""
     dim = wrap_dim(dim, self.rank)
@@ -49,7 +55,12 @@ def slice_(self: Value, dim: int = 0, start: int | None = None, end: int | None 
     return self.slice(dim, start, max(start, end), step)
 
 
-@lowers("aten.narrow.default", samples=calls((0, 1, 1), (-1, 1, 2), (1, -2, 2), (2, 4, 0), of=ANY[:2]), dtypes=DTYPES)
+@lowers(
+    "aten.narrow.default",
+    samples=calls((0, 1, 1), (-1, 1, 2), (1, -2, 2), (2, 4, 0), of=ANY[:2]),
+    dtypes=DTYPES,
+    result=Result.VIEW,
+)
 def narrow(self: Value, dim: int, start: int, length: int) -> Value:
     """``length`` positions of a dim from ``start`` on."""
     dim, n = wrap_dim(dim, self.rank), self.shape[dim]
@@ -65,7 +76,7 @@ _DIAGONALS = (
 )
 
 
-@lowers("aten.diagonal.default", samples=_DIAGONALS, dtypes=DTYPES)
+@lowers("aten.diagonal.default", samples=_DIAGONALS, dtypes=DTYPES, result=Result.VIEW)
 def diagonal(self: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
     """The elements [i, i + offset] of two dims, as a new last dim."""
     a, b = wrap_dim(dim1, self.rank), wrap_dim(dim2, self.rank)
@@ -86,6 +97,7 @@ def diagonal(self: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Valu
         S(t(4), 0, 4, 1),
     ),
     dtypes=DTYPES,
+    result=Result.VIEW,
 )
 def unfold(self: Value, dimension: int, size: int, step: int) -> Value:
     """Windows of ``size`` every ``step`` positions of a dim; the elements of a window are a new last dim."""
@@ -119,11 +131,11 @@ def pieces(x: Value, size: int, dim: int) -> list[Value]:
     return parts(x, [min(size, n - s) for s in starts] or [0], dim)
 
 
-@lowers(
-    "aten.split.Tensor", "aten.unsafe_split.Tensor",
-    samples=(*calls((1,), (2, 1), (3, -1), (9, 2), of=ANY[:2]), S(t(0, 3), 2), S(t(0, 3), 0)),
-    dtypes=DTYPES,
-)  # fmt: skip
+_SPLITS = (*calls((1,), (2, 1), (3, -1), (9, 2), of=ANY[:2]), S(t(0, 3), 2), S(t(0, 3), 0))
+
+
+@lowers("aten.split.Tensor", samples=_SPLITS, dtypes=DTYPES, result=Result.VIEW)
+@lowers("aten.unsafe_split.Tensor", samples=_SPLITS, dtypes=DTYPES)
 def split(self: Value, split_size: int, dim: int = 0) -> list[Value]:
     """Parts of ``split_size`` along a dim; the last one may be smaller."""
     return pieces(self, split_size, dim)
@@ -132,23 +144,24 @@ def split(self: Value, split_size: int, dim: int = 0) -> list[Value]:
 _SIZES = (*calls(([1, 1],), ([2, 1], 1), ([1, 0, 3], -1), of=ANY[:2]), S(t(0, 3), [0]))
 
 
-@lowers("aten.split.sizes", samples=_SIZES, dtypes=DTYPES)
+@lowers("aten.split.sizes", samples=_SIZES, dtypes=DTYPES, result=Result.VIEW)
 def split_sizes(self: Value, split_size: Sequence[int], dim: int = 0) -> list[Value]:
     """Parts of the given sizes along a dim."""
     return parts(self, split_size, dim)
 
 
-@lowers("aten.split_with_sizes.default", "aten.unsafe_split_with_sizes.default", samples=_SIZES, dtypes=DTYPES)
+@lowers("aten.split_with_sizes.default", samples=_SIZES, dtypes=DTYPES, result=Result.VIEW)
+@lowers("aten.unsafe_split_with_sizes.default", samples=_SIZES, dtypes=DTYPES)
 def split_with_sizes(self: Value, split_sizes: Sequence[int], dim: int = 0) -> list[Value]:
     """Parts of the given sizes along a dim."""
     return parts(self, split_sizes, dim)
 
 
-@lowers(
-    "aten.chunk.default", "aten.unsafe_chunk.default",
-    samples=(*calls((2,), (2, 1), (3, -1), (5, 2), (1,), of=ANY[:2]), S(t(0, 3), 2), S(t(7), 4)),
-    dtypes=DTYPES,
-)  # fmt: skip
+_CHUNKS = (*calls((2,), (2, 1), (3, -1), (5, 2), (1,), of=ANY[:2]), S(t(0, 3), 2), S(t(7), 4))
+
+
+@lowers("aten.chunk.default", samples=_CHUNKS, dtypes=DTYPES, result=Result.VIEW)
+@lowers("aten.unsafe_chunk.default", samples=_CHUNKS, dtypes=DTYPES)
 def chunk(self: Value, chunks: int, dim: int = 0) -> list[Value]:
     """At most ``chunks`` parts of equal size along a dim; the last one may be smaller."""
     n = self.shape[wrap_dim(dim, self.rank)]
@@ -160,6 +173,7 @@ def chunk(self: Value, chunks: int, dim: int = 0) -> list[Value]:
     "aten.tensor_split.sections",
     samples=(*calls((2,), (2, 1), (3, -1), (5, 2), of=ANY[:2]), S(t(0, 3), 2)),
     dtypes=DTYPES,
+    result=Result.VIEW,
 )
 def tensor_split(self: Value, sections: int, dim: int = 0) -> list[Value]:
     """``sections`` parts along a dim whose sizes differ by one at most."""
@@ -172,6 +186,7 @@ def tensor_split(self: Value, sections: int, dim: int = 0) -> list[Value]:
     "aten.tensor_split.indices",
     samples=calls(([1],), ([1, 2], 1), ([-1, 9], -1), ([3, 1], 2), ([], 0), of=ANY[:2]),
     dtypes=DTYPES,
+    result=Result.VIEW,
 )
 def tensor_split_indices(self: Value, indices: Sequence[int], dim: int = 0) -> list[Value]:
     """Parts of a dim between the given positions, by Python's slicing rules."""
@@ -180,11 +195,23 @@ def tensor_split_indices(self: Value, indices: Sequence[int], dim: int = 0) -> l
     return [slice_(self, dim, a, b) for a, b in pairwise(edges)]
 
 
-@lowers("aten.unbind.int", samples=(*calls((), (1,), (-1,), of=ANY[:3]), S(t(3)), S(t(0, 3))), dtypes=DTYPES)
+@lowers(
+    "aten.unbind.int",
+    samples=(*calls((), (1,), (-1,), of=ANY[:3]), S(t(3)), S(t(0, 3))),
+    dtypes=DTYPES,
+    result=Result.VIEW,
+)
 def unbind(self: Value, dim: int = 0) -> list[Value]:
     """Every position of a dim, which disappears."""
     count = bounded(self.shape[wrap_dim(dim, self.rank)], MAX_PARTS, "parts of a tensor")
     return [select(self, dim, i) for i in range(count)]
+
+
+runs_on_host(
+    *(f"aten.{n}.{o}" for n in ("dsplit", "hsplit", "vsplit") for o in ("int", "array")),
+    "aten.narrow.Tensor", "aten.tensor_split.tensor_indices_or_sections",
+    result=Result.VIEW,
+)  # fmt: skip
 
 
 # -- reordering --------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 from ..graph.graph import Value, broadcast_shapes
 from .access import fresh, resized, wrap_dim
 from .common import names
-from .registry import ALL, lowers
+from .registry import ALL, Result, lowers, runs_on_host
 from .samples import S, Sample, T, t
 
 DTYPES = (*ALL, "bool")
@@ -28,6 +28,7 @@ def calls(*args: tuple[Any, ...], of: Sequence[T] = (t(2, 3, 4),)) -> tuple[Samp
     "aten.view.default",
     samples=(*calls(([6, 4],), ([2, -1],), ([1, 24, 1],)), S(t(0, 3), [0, 5]), S(t(), [1])),
     dtypes=DTYPES,
+    result=Result.VIEW,
 )
 def view(self: Value, size: Sequence[int]) -> Value:
     """The same elements under another shape; one size may be -1."""
@@ -43,17 +44,17 @@ def unsafe_view(self: Value, size: Sequence[int]) -> Value:
     return fresh(self.reshape(*size))
 
 
-@lowers("aten.reshape.default", samples=_RESHAPES, dtypes=DTYPES)
+@lowers("aten.reshape.default", samples=_RESHAPES, dtypes=DTYPES, result=Result.VIEW_IF_POSSIBLE)
 def reshape(self: Value, shape: Sequence[int]) -> Value:
     """The same elements, in row-major order, under another shape."""
     return self.reshape(*shape)
 
 
-@lowers(
-    "aten.view_as.default", "aten.reshape_as.default",
-    samples=(S(t(2, 6), t(3, 4)), S(t(2, 3, 4), t(24)), S(t(0, 3), t(7, 0)), S(t(1, 1), t())),
-    dtypes=DTYPES,
-)  # fmt: skip
+_SHAPES = (S(t(2, 6), t(3, 4)), S(t(2, 3, 4), t(24)), S(t(0, 3), t(7, 0)), S(t(1, 1), t()))
+
+
+@lowers("aten.view_as.default", samples=_SHAPES, dtypes=DTYPES, result=Result.VIEW)
+@lowers("aten.reshape_as.default", samples=_SHAPES, dtypes=DTYPES, result=Result.VIEW_IF_POSSIBLE)
 def view_as(self: Value, other: Value) -> Value:
     """The same elements under the shape of ``other``."""
     return self.reshape(*other.shape)
@@ -63,6 +64,7 @@ def view_as(self: Value, other: Value) -> Value:
     "aten.flatten.using_ints",
     samples=(*calls((), (1,), (0, 1), (-2, -1), (1, 1), of=ANY[:2]), S(t()), S(t(2, 0, 3), 1)),
     dtypes=DTYPES,
+    result=Result.VIEW_IF_POSSIBLE,
 )
 def flatten(self: Value, start_dim: int = 0, end_dim: int = -1) -> Value:
     """Dims ``start_dim`` to ``end_dim`` joined into one."""
@@ -72,7 +74,7 @@ def flatten(self: Value, start_dim: int = 0, end_dim: int = -1) -> Value:
     return self.reshape(*self.shape[:a], math.prod(self.shape[a : b + 1]), *self.shape[b + 1 :])
 
 
-@lowers("aten.ravel.default", samples=calls((), of=(*ANY, t())), dtypes=DTYPES)
+@lowers("aten.ravel.default", samples=calls((), of=(*ANY, t())), dtypes=DTYPES, result=Result.VIEW_IF_POSSIBLE)
 def ravel(self: Value) -> Value:
     """All elements in one dim."""
     return self.reshape(self.numel)
@@ -82,6 +84,7 @@ def ravel(self: Value) -> Value:
     "aten.unflatten.int",
     samples=calls((-1, [2, 2]), (0, [1, -1]), (2, [-1, 2, 1])) + calls((1, [3, -1]), of=ANY[:2]),
     dtypes=DTYPES,
+    result=Result.VIEW,
 )
 def unflatten(self: Value, dim: int, sizes: Sequence[int]) -> Value:
     """One dim split into ``sizes``; one of them may be -1."""
@@ -99,25 +102,40 @@ def squeezed(x: Value, dims: Sequence[int]) -> Value:
 _ONES = (t(1, 3, 1, 4), t(3, 1, 4, 1, layout="transposed"), t(1, 1), t(0, 1))
 
 
-@lowers("aten.squeeze.default", samples=calls((), of=(*_ONES, t(2, 3), t())), dtypes=DTYPES)
+@lowers("aten.squeeze.default", samples=calls((), of=(*_ONES, t(2, 3), t())), dtypes=DTYPES, result=Result.VIEW)
 def squeeze(self: Value) -> Value:
     """Every dim of size 1 removed."""
     return squeezed(self, range(self.rank))
 
 
-@lowers("aten.squeeze.dim", samples=(*calls((0,), (-1,), of=_ONES), S(t(2, 3), 1), S(t(), -1)), dtypes=DTYPES)
+@lowers(
+    "aten.squeeze.dim",
+    samples=(*calls((0,), (-1,), of=_ONES), S(t(2, 3), 1), S(t(), -1)),
+    dtypes=DTYPES,
+    result=Result.VIEW,
+)
 def squeeze_dim(self: Value, dim: int) -> Value:
     """One dim removed if its size is 1."""
     return squeezed(self, [dim])
 
 
-@lowers("aten.squeeze.dims", samples=(*calls(([0, -1],), ([1],), of=_ONES), S(t(2, 1, 3, 1), [])), dtypes=DTYPES)
+@lowers(
+    "aten.squeeze.dims",
+    samples=(*calls(([0, -1],), ([1],), of=_ONES), S(t(2, 1, 3, 1), [])),
+    dtypes=DTYPES,
+    result=Result.VIEW,
+)
 def squeeze_dims(self: Value, dim: Sequence[int]) -> Value:
     """Those of the dims removed whose size is 1."""
     return squeezed(self, dim)
 
 
-@lowers("aten.unsqueeze.default", samples=(*calls((0,), (1,), (-1,), of=ANY), S(t(), 0), S(t(), -1)), dtypes=DTYPES)
+@lowers(
+    "aten.unsqueeze.default",
+    samples=(*calls((0,), (1,), (-1,), of=ANY), S(t(), 0), S(t(), -1)),
+    dtypes=DTYPES,
+    result=Result.VIEW,
+)
 def unsqueeze(self: Value, dim: int) -> Value:
     """A dim of size 1 inserted."""
     dim = wrap_dim(dim, self.rank + 1)
@@ -137,12 +155,17 @@ def at_least(x: Value, rank: int) -> Value:
 def _declare_atleast(rank: int) -> None:
     tensors = (t(), t(3), t(2, 3, layout="transposed"), t(2, 1, 3))
 
-    @lowers(f"aten.atleast_{rank}d.default", samples=calls((), of=tensors), dtypes=DTYPES)
+    @lowers(f"aten.atleast_{rank}d.default", samples=calls((), of=tensors), dtypes=DTYPES, result=Result.VIEW)
     def one(self: Value) -> Value:
         """Size-1 dims added up to a rank."""
         return at_least(self, rank)
 
-    @lowers(f"aten.atleast_{rank}d.Sequence", samples=(S(list(tensors)), S([t(4)]), S([t(), t(2, 3)])), dtypes=DTYPES)
+    @lowers(
+        f"aten.atleast_{rank}d.Sequence",
+        samples=(S(list(tensors)), S([t(4)]), S([t(), t(2, 3)])),
+        dtypes=DTYPES,
+        result=Result.VIEW,
+    )
     def many(tensors: list[Value]) -> list[Value]:
         """Size-1 dims added to every tensor up to a rank."""
         return [at_least(x, rank) for x in tensors]
@@ -161,31 +184,46 @@ def exchanged(x: Value, a: int, b: int) -> Value:
 _EXCHANGES = (*calls((0, 1), (-1, 0), (2, 2), (1, -1), of=ANY[:3]), S(t(0, 3), 0, 1), S(t(), 0, -1))
 
 
-@lowers(*names("transpose", "int"), *names("swapdims"), samples=_EXCHANGES, dtypes=DTYPES)
+@lowers(*names("transpose", "int"), *names("swapdims"), samples=_EXCHANGES, dtypes=DTYPES, result=Result.VIEW)
 def transpose(self: Value, dim0: int, dim1: int) -> Value:
     """Two dims exchanged."""
     return exchanged(self, dim0, dim1)
 
 
-@lowers("aten.swapaxes.default", samples=_EXCHANGES, dtypes=DTYPES)
+@lowers("aten.swapaxes.default", samples=_EXCHANGES, dtypes=DTYPES, result=Result.VIEW)
 def swapaxes(self: Value, axis0: int, axis1: int) -> Value:
     """Two dims exchanged."""
     return exchanged(self, axis0, axis1)
 
 
-@lowers("aten.t.default", samples=calls((), of=(t(3, 5), t(4, 2, layout="transposed"), t(6), t())), dtypes=DTYPES)
+@lowers(
+    "aten.t.default",
+    samples=calls((), of=(t(3, 5), t(4, 2, layout="transposed"), t(6), t())),
+    dtypes=DTYPES,
+    result=Result.VIEW,
+)
 def t_(self: Value) -> Value:
     """A matrix transposed; tensors of fewer dims stay as they are."""
     return self.permute(*range(self.rank)[::-1])
 
 
-@lowers("aten.numpy_T.default", samples=calls((), of=(t(3, 5), t(4, 2, layout="transposed"), t(6))), dtypes=DTYPES)
+@lowers(
+    "aten.numpy_T.default",
+    samples=calls((), of=(t(3, 5), t(4, 2, layout="transposed"), t(6))),
+    dtypes=DTYPES,
+    result=Result.VIEW,
+)
 def numpy_t(self: Value) -> Value:
     """All dims in reverse order."""
     return self.permute(*range(self.rank)[::-1])
 
 
-@lowers("aten.mT.default", samples=calls((), of=(t(3, 5), t(2, 3, 4), t(2, 3, 4, layout="transposed"))), dtypes=DTYPES)
+@lowers(
+    "aten.mT.default",
+    samples=calls((), of=(t(3, 5), t(2, 3, 4), t(2, 3, 4, layout="transposed"))),
+    dtypes=DTYPES,
+    result=Result.VIEW,
+)
 def matrix_transpose(self: Value) -> Value:
     """The last two dims exchanged."""
     return exchanged(self, -1, -2)
@@ -195,6 +233,7 @@ def matrix_transpose(self: Value) -> Value:
     "aten.permute.default",
     samples=(*calls(([2, 0, 1],), ([0, -1, 1],), ([0, 1, 2],), of=ANY[:3]), S(t(0, 3), [1, 0]), S(t(), [])),
     dtypes=DTYPES,
+    result=Result.VIEW,
 )
 def permute(self: Value, dims: Sequence[int]) -> Value:
     """Dims in another order."""
@@ -216,8 +255,12 @@ def _moved(self: Value, source: Ints, destination: Ints) -> Value:
     return self.permute(*perm)
 
 
-lowers(*names("movedim", "int", aliases=["moveaxis"]), samples=calls(*_MOVES[:3]), dtypes=DTYPES)(_moved)
-lowers(*names("movedim", "intlist", aliases=["moveaxis"]), samples=calls(*_MOVES[3:]), dtypes=DTYPES)(_moved)
+lowers(*names("movedim", "int", aliases=["moveaxis"]), samples=calls(*_MOVES[:3]), dtypes=DTYPES, result=Result.VIEW)(
+    _moved
+)
+lowers(
+    *names("movedim", "intlist", aliases=["moveaxis"]), samples=calls(*_MOVES[3:]), dtypes=DTYPES, result=Result.VIEW
+)(_moved)
 
 
 @lowers(
@@ -264,13 +307,13 @@ _EXPANSIONS = (
 )  # fmt: skip
 
 
-@lowers("aten.expand.default", samples=_EXPANSIONS, dtypes=DTYPES)
+@lowers("aten.expand.default", samples=_EXPANSIONS, dtypes=DTYPES, result=Result.VIEW)
 def expand(self: Value, size: Sequence[int], *, implicit: bool = False) -> Value:
     """Size-1 dims repeated without a copy, leading dims added; -1 keeps a size."""
     return self.expand(*size)
 
 
-@lowers("aten.broadcast_to.default", samples=_EXPANSIONS, dtypes=DTYPES)
+@lowers("aten.broadcast_to.default", samples=_EXPANSIONS, dtypes=DTYPES, result=Result.VIEW)
 def broadcast_to(self: Value, size: Sequence[int]) -> Value:
     """Size-1 dims repeated without a copy, leading dims added."""
     return self.expand(*size)
@@ -280,6 +323,7 @@ def broadcast_to(self: Value, size: Sequence[int]) -> Value:
     "aten.expand_as.default",
     samples=(S(t(3, 1), t(3, 4)), S(t(3), t(2, 3)), S(t(), t(2, 0)), S(t(2, 3), t(2, 3))),
     dtypes=DTYPES,
+    result=Result.VIEW,
 )
 def expand_as(self: Value, other: Value) -> Value:
     """Size-1 dims repeated to the shape of ``other``."""
@@ -290,6 +334,7 @@ def expand_as(self: Value, other: Value) -> Value:
     "aten.broadcast_tensors.default",
     samples=(S([t(3, 1), t(4)]), S([t(2, 3)]), S([t(), t(1, 2), t(3, 1, layout="transposed")])),
     dtypes=DTYPES,
+    result=Result.VIEW,
 )
 def broadcast_tensors(tensors: list[Value]) -> list[Value]:
     """All tensors expanded to their common shape."""
@@ -345,7 +390,10 @@ def repeat_interleave(self: Value, repeats: int, dim: int | None = None, *, outp
 
 
 @lowers(
-    "aten.meshgrid.default", samples=(S([t(2), t(3)]), S([t(2), t(), t(4)]), S([t(3, layout="strided")])), dtypes=DTYPES
+    "aten.meshgrid.default",
+    samples=(S([t(2), t(3)]), S([t(2), t(), t(4)]), S([t(3, layout="strided")])),
+    dtypes=DTYPES,
+    result=Result.VIEW,
 )
 def meshgrid(tensors: list[Value]) -> list[Value]:
     """Each vector expanded along its own dim of a common grid, rows first."""
@@ -367,6 +415,7 @@ def grid(vectors: Sequence[Value]) -> list[Value]:
         S([t(2)], indexing="xy"),
     ),
     dtypes=DTYPES,
+    result=Result.VIEW,
 )
 def meshgrid_indexing(tensors: list[Value], *, indexing: str) -> list[Value]:
     """Each vector expanded along its own dim of a common grid; 'xy' exchanges the first two dims."""
@@ -375,3 +424,11 @@ def meshgrid_indexing(tensors: list[Value], *, indexing: str) -> list[Value]:
     first, second, *rest = tensors
     b, a, *others = (x.transpose(0, 1) for x in grid([first, second, *rest]))
     return [b, a, *others]
+
+
+# -- views that only the host makes -----------------------------------------------------------------------------------
+runs_on_host(
+    *(f"aten.{n}.default" for n in ("_neg_view", "_reshape_alias", "as_strided", "linalg_diagonal")), "aten.view.dtype",
+    *(f"aten.{n}.default" for n in ("_conj", "adjoint", "imag", "mH", "matrix_H", "view_as_complex", "view_as_real")),
+    result=Result.VIEW,
+)  # fmt: skip

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from ..aten.alias import Key, is_in_place
-from ..aten.ir import IRGraph, OpNode, TensorSpec
+from ..aten.ir import IRGraph, Key, OpNode, TensorSpec
 from ..aten.json_reader import load_ir
-from ..aten.op_names import STRUCTURAL
+from ..aten.op_names import STRUCTURAL, is_in_place
 from ..graph.graph import Graph, Value
 from ..ops.lower import Refusal, lower_ir, lower_node
 from ..phases import State, fusions, run_fuse, run_rewrites, run_schedule

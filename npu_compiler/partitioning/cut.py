@@ -10,8 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ..aten.alias import Key
-from ..aten.ir import IRGraph, OpNode, StateUpdate, TensorSpec
+from ..aten.ir import IRGraph, Key, OpNode, StateUpdate, TensorSpec
 from ..aten.json_reader import leaf_key
 from ..support import dtypes
 from ..support.errors import Reason

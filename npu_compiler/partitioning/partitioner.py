@@ -1,6 +1,6 @@
 """Partitioning of an IR between the NPU and the host: the fewest partitions, then the least transferred bytes.
 
-1. In-place writes become explicit and dead nodes are removed (:mod:`npu_compiler.aten.alias`).
+1. In-place writes become explicit and dead nodes are removed (:mod:`npu_compiler.partitioning.functionalize`).
 2. Every node gets a device: the NPU if the constraint checker has no reason against it. Cheap nodes (views and scalar
    functions) then move to the host if that saves more traffic than it costs: a minimum cut.
 3. Nodes are ordered in the fewest alternating runs (``algorithms.py``); independent branches share a run.
@@ -17,9 +17,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..aten.alias import Key, SharedStorage, functionalize
 from ..aten.data_dependent import ASSERTION
-from ..aten.ir import IRGraph, OpNode, StateUpdate, TensorSpec
+from ..aten.ir import IRGraph, Key, OpNode, StateUpdate, TensorSpec
 from ..aten.json_reader import leaf_key, load_ir
 from ..aten.op_names import STRUCTURAL
 from ..graph.graph import LEAVES, VIEWS, Graph
@@ -32,6 +31,7 @@ from .algorithms import fewest_runs, min_cut
 from .constraint_checker import NodeChecker, passed_through
 from .cut import cut, nbytes, readers_by_weight
 from .exclusions import Exclusions, IsSupported
+from .functionalize import SharedStorage, functionalize
 from .plan import HOST, NPU, PartitionPlan, name_of
 
 _CHEAPER = Reason("transfer", "cheap, and fewer bytes move if it runs on the host")

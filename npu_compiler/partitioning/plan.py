@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..aten.alias import Key
-from ..aten.ir import IRGraph, TensorSpec
+from ..aten.ir import IRGraph, Key, TensorSpec
 from ..aten.json_reader import graph_weights_used, leaf_key
 from ..support.errors import Reason
 from ..support.text import html_table, html_text, table

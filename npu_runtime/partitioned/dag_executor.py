@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from npu_compiler.artifact.program import CompiledProgram
-from npu_compiler.aten.alias import Key, is_in_place
-from npu_compiler.aten.ir import IRGraph, TensorSpec
+from npu_compiler.aten.ir import IRGraph, Key, TensorSpec
 from npu_compiler.aten.json_reader import graph_weights_used, leaf_key
+from npu_compiler.aten.op_names import is_in_place
 from npu_compiler.partitioning.plan import NPU, Partition, PartitionPlan, TransferOp, name_of
 from npu_compiler.support.dtypes import numpy_dtype
 from npu_compiler.support.errors import BackendError, InputError, WeightError

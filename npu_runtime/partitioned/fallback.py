@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npu_compiler.aten.alias import Key, is_in_place
 from npu_compiler.aten.data_dependent import CONTROL_FLOW, NUMBER_OPS
-from npu_compiler.aten.ir import IRGraph, OpNode, TensorSpec, dtype_contradiction
+from npu_compiler.aten.ir import IRGraph, Key, OpNode, TensorSpec, dtype_contradiction
 from npu_compiler.aten.json_reader import graph_weights_used, leaf_key
-from npu_compiler.aten.op_names import STRUCTURAL
+from npu_compiler.aten.op_names import STRUCTURAL, is_in_place
 from npu_compiler.support.errors import BackendError, CompileError, InputError, Reason, WeightError
 from npu_compiler.support.host_arrays import to_array, to_torch
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from npu_compiler import compile as compile_ir
-from npu_compiler.aten.ir import IRGraph
+from npu_compiler.aten.ir import IRGraph, Key
 from npu_compiler.support.progress import step
 from npu_runtime import Executor
 
-from .network import Key, Network
+from .network import Network
 from .ranges import Affine, Observed
 
 Inputs = Mapping[str, np.ndarray]

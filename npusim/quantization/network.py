@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from npu_compiler.aten.ir import IRGraph, OpNode, TensorSpec
+from npu_compiler.aten.ir import IRGraph, Key, OpNode, TensorSpec
 from npu_compiler.aten.op_names import functional_name
 from npu_compiler.support.errors import InputError
 
@@ -24,8 +24,6 @@ _PRODUCTS = ("aten.conv2d.default", "aten.linear.default")
 _MAXIMUM = ("aten.max_pool2d.default",)  # of quantised values: their scale stays
 _AVERAGES = ("aten.adaptive_avg_pool2d.default", "aten.avg_pool2d.default", "aten.mean.dim")  # of feature maps
 _MOST = 127  # the largest magnitude of a weight
-
-Key = tuple[str, int]
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def test_run_resnet(example: Example, tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_extracted_ir_fits_together(example: Example, tmp_path: Path) -> None:
     from npu_compiler.aten.json_reader import load_ir
-    from npu_compiler.aten.kv_state import loop_carried
+    from npu_compiler.frontend.kv_state import loop_carried
 
     example("extract_qwen_ir.py", "--output", str(tmp_path), "--prompt-len", "6", "--max-len", "20")
     prefill, decode = load_ir(tmp_path / "qwen_prefill.json"), load_ir(tmp_path / "qwen_decode.json")

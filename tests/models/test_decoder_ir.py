@@ -18,8 +18,8 @@ import npu_compiler
 from npu_compiler import load_ir
 from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.aten.ir import IRGraph, OpNode, TensorSpec
-from npu_compiler.aten.kv_state import as_state, loop_carried
 from npu_compiler.frontend import capture
+from npu_compiler.frontend.kv_state import as_state, loop_carried
 from npu_compiler.frontend.tensors import tensor_to_numpy
 from npu_compiler.partitioning.plan import HOST
 from npu_compiler.support.dtypes import numpy_dtype, promote

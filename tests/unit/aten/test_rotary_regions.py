@@ -10,8 +10,8 @@ import torch
 
 from npu_compiler import compile, explain, load_ir, partition
 from npu_compiler.aten.ir import IRGraph
-from npu_compiler.aten.kv_state import as_state, loop_carried
 from npu_compiler.aten.rotary_regions import LOST
+from npu_compiler.frontend.kv_state import as_state, loop_carried
 from npu_compiler.support.errors import CompileError, IRError
 from npu_runtime import CPUBackend, Executor
 

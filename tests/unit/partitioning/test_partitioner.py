@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npu_compiler.aten.alias import VIEW_OPS, functionalize
 from npu_compiler.aten.ir import IRGraph, OpNode, StateUpdate, TensorSpec
 from npu_compiler.aten.json_reader import load_ir
 from npu_compiler.aten.json_writer import ir_to_dict
 from npu_compiler.partitioning.algorithms import fewest_runs, min_cut
 from npu_compiler.partitioning.constraint_checker import check, reason_against
 from npu_compiler.partitioning.explain import explain
+from npu_compiler.partitioning.functionalize import functionalize
 from npu_compiler.partitioning.partitioner import partition
 from npu_compiler.partitioning.plan import HOST, NPU, PartitionPlan, TransferOp
 from npu_compiler.support.errors import CompileError, IRError, Reason
@@ -318,25 +318,6 @@ def test_getitem_out_of_range_is_an_error() -> None:
     b = Builder().node("r", RELU_, "x").node("g", GETITEM, "r", index=3)
     with pytest.raises(IRError, match="getitem index 3"):
         plan_of(b.out("g"))
-
-
-def test_view_ops_agree_with_pytorchs_schemas() -> None:
-    torch = pytest.importorskip("torch")
-    aliasing = set()
-    for schema in torch._C._jit_get_all_schemas():
-        first = schema.arguments[0].alias_info if schema.arguments else None
-        results = [r.alias_info for r in schema.returns]
-        if schema.name.startswith("aten::") and first is not None and not first.is_write and any(results):
-            aliasing.add(schema.name[6:])
-    internal = set(  # to autograd, sparse and nested tensors, TorchScript
-        "__getitem__ _autocast_to_full_precision _autocast_to_reduced_precision _fw_primal _grad_sum_to_size "
-        "_indices _make_dual _ncf_unsqueeze _ncf_view _nested_get_values _nested_view_from_buffer "
-        "_nested_view_from_jagged _sparse_broadcast_to _test_autograd_multiple_dispatch_view _unpack_dual "
-        "_unwrap_optional _values as_tensor ccol_indices coalesce col_indices cpu crow_indices cuda indices "
-        "pin_memory row_indices setdefault slice_inverse values".split()
-    )
-    without_annotation = {"dropout", "feature_dropout", "alpha_dropout", "type_as"}
-    assert aliasing - internal == VIEW_OPS - without_annotation
 
 
 # ------------------------------------------------------------------------------------------------- rules and reports

@@ -9,17 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ..aten.ir import IRGraph, StateUpdate, TensorSpec
+from ..ops import Result, result_of
 from ..support.errors import IRError
-from .ir import IRGraph, StateUpdate, TensorSpec
-
-# Ops whose result is their first input with parts replaced.
-_WRITES = frozenset(
-    f"aten.{name}"
-    for name in (
-        "index_copy.default", "index_put.default", "index_fill.int_Scalar", "masked_scatter.default", "scatter.src",
-        "select_scatter.default", "slice_scatter.default",
-    )
-)  # fmt: skip
 
 
 def loop_carried(ir: IRGraph) -> dict[str, str]:
@@ -30,7 +22,7 @@ def loop_carried(ir: IRGraph) -> dict[str, str]:
     """
     source = {(t.name, 0): t.name for t in ir.graph_inputs}
     for node in ir.nodes:
-        if node.op_type in _WRITES and (key := ir.key(node.inputs[0])) in source:
+        if result_of(node.op_type) is Result.UPDATE and (key := ir.key(node.inputs[0])) in source:
             source[node.name, 0] = source[key]
     keys = [ir.key(t) for t in ir.graph_outputs]
     pairs: dict[str, list[str]] = {}

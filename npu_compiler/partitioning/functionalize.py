@@ -1,4 +1,4 @@
-"""Aliasing in the IR: which values are views of which, and in-place writes made explicit.
+"""In-place writes of the IR made explicit, as far as views allow it.
 
 An in-place op of PyTorch changes every tensor that shares the memory. If all later readers refer to the written tensor
 itself, the op equals its functional variant with those readers redirected: :func:`functionalize` does that. If a view
@@ -11,20 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from .ir import IRGraph, OpNode, StateUpdate, TensorSpec, selected
-from .op_names import STRUCTURAL, functional_name
-
-Key = tuple[str, int]
-
-# ATen ops whose result may share memory with their first argument: those with an alias annotation that is not a write
-# in their schema, and dropout, which returns its argument in evaluation.
-VIEW_OPS = frozenset(
-    "adjoint alias as_strided broadcast_to chunk conj contiguous _conj detach diagonal dropout dsplit expand expand_as "
-    "feature_dropout flatten hsplit imag lift_fresh linalg_diagonal mH mT matrix_H moveaxis movedim narrow _neg_view "
-    "numpy_T permute positive ravel real _reshape_alias reshape reshape_as resolve_conj resolve_neg select slice split "
-    "split_with_sizes squeeze swapaxes swapdims t tensor_split to transpose type_as unbind unflatten unfold unsqueeze "
-    "view view_as view_as_complex view_as_real vsplit alpha_dropout".split()
-)
+from ..aten.ir import IRGraph, Key, OpNode, StateUpdate, TensorSpec, selected
+from ..aten.op_names import STRUCTURAL, functional_name, is_in_place
+from ..ops import find, result_of
 
 
 @dataclass
@@ -39,17 +28,6 @@ class SharedStorage:
     members: set[Key] = field(default_factory=set)
     accesses: list[str] = field(default_factory=list)
     writers: set[str] = field(default_factory=set)
-
-
-def is_in_place(op_type: str) -> bool:
-    """Whether ``op_type`` is an in-place op (``aten.add_.Tensor``)."""
-    return functional_name(op_type) != op_type
-
-
-def base_name(op_type: str) -> str:
-    """``aten.view.default`` -> ``view``; an in-place op has the name of its functional variant."""
-    parts = functional_name(op_type).split(".")
-    return parts[1] if len(parts) == 3 and parts[0] == "aten" else ""
 
 
 def functionalize(ir: IRGraph) -> tuple[IRGraph, list[SharedStorage]]:
@@ -70,6 +48,13 @@ def _written(node: OpNode) -> bool:
     return is_in_place(node.op_type) and bool(node.inputs) and bool(node.outputs)
 
 
+def _viewed(node: OpNode, output: int) -> TensorSpec:
+    """Return the input whose memory an output of a view op may share."""
+    op = find(node.op_type)
+    each = op is not None and op.params[0].kind == "list" and len(node.inputs) == len(node.outputs)
+    return node.inputs[output if each else 0]
+
+
 class _Memory:
     """``root`` maps a value to the tensor whose memory it may share, ``same`` to the first name of the same tensor."""
 
@@ -82,9 +67,9 @@ class _Memory:
                 self._link((node.name, 0), ir.key(selected(node)), same=True)
             elif _written(node):
                 self._link((node.name, 0), ir.key(node.inputs[0]), same=True)
-            elif base_name(node.op_type) in VIEW_OPS and node.inputs:
+            elif result_of(node.op_type).may_share and node.inputs:
                 for i in range(len(node.outputs)):
-                    self._link((node.name, i), ir.key(node.inputs[0]), same=False)
+                    self._link((node.name, i), ir.key(_viewed(node, i)), same=False)
 
     def _link(self, out: Key, source: Key, same: bool) -> None:
         self.root[out] = self.root_of(source)
