@@ -43,7 +43,6 @@ from .support.dtypes import DTYPES, storage_dtype
 from .support.errors import CompileError, ConfigError
 from .target_config import CompileChoices, TargetConfig, devices, target_config, target_names
 from .targets import get_target
-from .weights.bytes import FP8
 from .weights.format import WeightFormats, Weights, known_formats, weight_format
 
 __all__ = [
@@ -163,9 +162,11 @@ def _formats(weights: Weights, config: TargetConfig, activations: str | None) ->
     """Return the weight formats of these names. Raises ``ConfigError`` if the target has no reader for one,
     or if activations are quantised and no matrices could have that type."""
     formats = WeightFormats.of(weights)
-    if activations is not None and not any(isinstance(format, FP8) for format in formats):
-        known = ", ".join(n for n in known_formats() if isinstance(weight_format(n), FP8))
-        raise ConfigError(f"activations={activations!r} needs weights in an fp8 format: weights= one of {known}")
+    if activations is not None and not any(format.activations == activations for format in formats):
+        known = ", ".join(n for n in known_formats() if (f := weight_format(n)) and f.activations == activations)
+        raise ConfigError(
+            f"activations={activations!r} needs weights in an {activations} format: weights= one of {known}"
+        )
     for format in formats:
         if format.layout(config.panel) is None:
             readable = [n for n in known_formats() if (f := weight_format(n)) and f.layout(config.panel) is not None]

@@ -105,7 +105,7 @@ class TargetConfig:
         dtypes: the element types that the target can hold.
         max_rank: the maximum rank of a tensor.
         matrix_dtypes: element types of the left operands of its matmul and convolution kernels; with 'uint8', the right
-            operand is int8; with 'float8_e4m3fn', a matrix in format fp8_e4m3.
+            operand is int8; with 'float8_e4m3fn', a matrix whose format has such codes.
         max_head_dim: elements of a query for which it has an attention kernel; longer ones are products and a softmax.
         pair_dtypes: those of ``matrix_dtypes`` whose weights are packed in pairs along the reduced dim, for two-element
             dot products.

@@ -14,7 +14,6 @@ from ..graph.expr import fn, maximum
 from ..graph.graph import Graph, Value
 from ..support.dtypes import FLOAT8
 from ..target_config import TargetConfig
-from ..weights.bytes import FP8
 from ..weights.format import block_format
 from .load_time import static_values
 from .quantize import dequantize_of
@@ -35,14 +34,15 @@ def quantize_activations(graph: Graph, config: TargetConfig) -> None:
         x, w = node.inputs
         blocks, rows = dequantize_of(w), x.numel // max(1, x.shape[-1])
         format = block_format(blocks.attrs["format"]) if blocks is not None else None
-        if not isinstance(format, FP8) or rows < 2:
+        if format is None or format.activations is None or rows < 2:
             continue
         graph.sources = node.sources
         if x not in made:
             made[x] = quantized_rows(x)
         q, scale = made[x]
         k, n = w.shape
-        tiles = FLOAT8 in config.matrix_dtypes and rows >= MIN_ROWS and format.multiplies_rows and n % 4 == k % 32 == 0
+        codes = format.code_dtype == FLOAT8 and FLOAT8 in config.matrix_dtypes
+        tiles = codes and rows >= MIN_ROWS and n % 4 == k % 32 == 0
         sums = graph.matmul(q if tiles else q.cast(x.dtype), w)
         new[node.out] = graph.pointwise(lambda a, s: a * s, sums, scale, promote=False)
     graph.sources = ()

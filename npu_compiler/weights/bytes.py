@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import ml_dtypes
 import numpy as np
 
+from ..support.dtypes import FLOAT8
 from ..support.errors import IncompressibleError
 from .block_rows import BlockRows, Parts
 from .blocks import by_column, by_field, divided, half_of, times_power
@@ -44,6 +45,8 @@ class ByteFormat(BlockFormat):
     bits: ClassVar[int] = 8
     head_fields: ClassVar[tuple[int, ...]] = ()
     is_arithmetic: ClassVar[bool] = True
+    code_kind: ClassVar[str] = ""  # see quantized.matrix
+    has_zeros: ClassVar[bool] = False  # whether a block has a zero point
 
     @property
     def sub_block(self) -> int:
@@ -218,6 +221,7 @@ def float_of(raw: list[Any], real: Real) -> Any:
 class Int8(ByteFormat):
     """Signed integers: an element is q * scale."""
 
+    code_kind = "int8"
     flip = np.uint8(128)
     top = 127
     error = 0.5 / top * (1 + 2**-10)
@@ -242,6 +246,7 @@ class Int8(ByteFormat):
 class Int8Zero(Int8):
     """An element is (q - zero) * scale, with a signed byte ``zero`` for each block."""
 
+    has_zeros = True
     fields = (4, 1)
     error = 1 / 255 * (1 + 2**-10)  # half a step
 
@@ -260,6 +265,11 @@ class Int8Zero(Int8):
         return q.astype(np.int8).view(np.uint8), np.concatenate([raw, zero.astype(np.int8).view(np.uint8)], -1)
 
 
+def e4m3_numbers(codes: np.ndarray) -> np.ndarray:
+    """Return the numbers float32 [...] whose float8_e4m3fn bytes are uint8 [...]."""
+    return np.arange(256, dtype=np.uint8).view(_FP8).astype(np.float32)[codes]
+
+
 class FP8(ByteFormat):
     """8-bit floating point numbers, e4m3 without infinities (``float8_e4m3fn``), times a scale.
 
@@ -267,20 +277,18 @@ class FP8(ByteFormat):
     magnitude of all these rows.
     """
 
+    code_kind = "fp8"
+    activations = "fp8"
     error = 1 / 17 * (1 + 2**-10)  # relative to the element itself, if it is not subnormal
     floor = 2**-130
 
     def __init__(self, name: str, block: int, rows: int = 1):
         self.rows = rows
+        self.code_dtype = None if block else FLOAT8
         super().__init__(name, block)
 
-    @property
-    def multiplies_rows(self) -> bool:
-        """Whether products of float8 rows can be scaled afterwards, because a whole row of the matrix has one scale."""
-        return self.block == 0
-
     def numbers(self, codes: np.ndarray) -> np.ndarray:
-        return np.arange(256, dtype=np.uint8).view(_FP8).astype(np.float32)[codes]
+        return e4m3_numbers(codes)
 
     def number(self, code: Any, real: Real) -> Any:
         exponent = code >> 3 & 15
@@ -303,6 +311,7 @@ class FP8(ByteFormat):
 class Half8(Int8):
     """:class:`Int8` with float16 scales, which are rounded up so that no q overflows."""
 
+    code_kind = ""  # a checkpoint's scales are float32
     fields = (2,)
     scale_dtype = np.float16
     floor = 2**-25  # half a step of the smallest scale

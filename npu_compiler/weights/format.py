@@ -109,13 +109,18 @@ class WeightFormat(ABC):
 
     ``name``: the name for callers ('-' counts as '_') and for the readers in C++. ``dtypes``: the element types of
     matrices that it stores. ``layouts``: one for each order that it has a reader for. ``required``: whether a matrix
-    that cannot be stored is an error; otherwise the program stores its elements as they are.
+    that cannot be stored is an error; otherwise the program stores its elements as they are. ``activations``: the type
+    to which rows in front of its matrices may be rounded (``compile(activations=…)``), or None. ``code_dtype``: the
+    dtype of its codes if a matrix unit can multiply rows of that type by them as they are stored, because a whole row
+    of the matrix has one scale; else None.
     """
 
     name: str
     dtypes: tuple[str, ...]
     layouts: tuple[Layout, ...]
     required: bool = False
+    activations: str | None = None
+    code_dtype: str | None = None
 
     @property
     def lossless(self) -> bool:

@@ -6,7 +6,7 @@ its low half and the next in its high half.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,6 +20,8 @@ class Int4(CodeBlocks):
     """An element is (code - 8) * scale. Quantising puts the element of largest magnitude on code 0."""
 
     bits = 4
+    code_kind: ClassVar[str] = "int4"  # see quantized.matrix
+    has_zeros: ClassVar[bool] = False  # whether a group has a zero point
     scale_fields: tuple[int, ...] = (2,)
     error = 1 / _MIDDLE * (1 + 2**-6)  # that of an element with the largest magnitude and the other sign
     floor = 2**-20  # of subnormal scales
@@ -69,6 +71,7 @@ class Int4(CodeBlocks):
 class Int4Zero(Int4):
     """An element is (code - zero) * scale, with a whole number ``zero`` for each group."""
 
+    has_zeros = True
     scale_fields = (2, 1)
     error = 1 / _TOP + 2**-8  # half a step, and the rounding of the scale
 

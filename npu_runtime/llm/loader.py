@@ -29,7 +29,6 @@ from npu_compiler.support.errors import ArtifactError, IncompressibleError, Inpu
 from npu_compiler.support.files import write_atomic
 from npu_compiler.support.numbers import whole_number
 from npu_compiler.target_config import target_config
-from npu_compiler.weights.bytes import FP8
 from npu_compiler.weights.files import read_document
 from npu_compiler.weights.format import ALL_OTHERS, LOSSLESS, Weights, registered_identities, weight_format
 
@@ -275,7 +274,8 @@ class _CheckpointFiles:
         held, declared = self._stored
         if self.weights != AUTO or dtypes.FLOAT8 not in target_config(target).matrix_dtypes:
             return None
-        return declared if held and all(isinstance(weight_format(f), FP8) for f in held.values()) else None
+        formats = [weight_format(name) for name in held.values()]
+        return declared if held and all(f is not None and f.activations == declared for f in formats) else None
 
     @cached_property
     def _stored(self) -> tuple[dict[str, str], str | None]:

@@ -178,7 +178,7 @@ def _problem(kernel: Gemm | Conv2d, step: int, tiles: bool) -> Problem:
     touched = [kernel.inputs[0], kernel.weight, out, *[out] * residual]
     return Problem(
         product_of(product), step, residual, dtypes.DTYPES[out.dtype].size if tiles else 0,
-        min(len(kernel.outputs), 2), N_MAJOR_COLUMNS if kernel.n_major else kind.columns, bool(kind.format),
+        min(len(kernel.outputs), 2), N_MAJOR_COLUMNS if kernel.n_major else kind.columns, kind.stored,
         nbytes=sum(math.prod(o.shape) * dtypes.DTYPES[o.dtype].size for o in touched),
     )  # fmt: skip
 

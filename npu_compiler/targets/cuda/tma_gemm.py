@@ -171,14 +171,14 @@ class TmaGemm:
         f.prefetch_constants(self.kernel.rhs + 1)
         flags, epilogue = self._epilogue()
         scale = row_scale(self.kernel, f) if self.kernel.row_scale is not None else "NoRowScale{}"
-        columns = self._column_scale() if self.kind.format else "NoColumnScale{}"
+        columns = self._column_scale() if self.kind.stored else "NoColumnScale{}"
         tiles = blocks(p.m, plan.m) * blocks(p.n, plan.n) * p.batch  # each by ``splits`` thread blocks
         clusters = tiles if plan.splits > 1 else min(tiles, self.dialect.device.compute_units * plan.blocks_per_sm)
         sums = self.kernel.outputs[-1].shape[1] if self.sums_rows else 0
         sizes = dict(
             M=p.m, N=p.n, BATCH=p.batch, PRODUCTS=p.products, BATCHED_RIGHT=self._batches(self.operands.kernel) > 1,
             SPLITS=plan.splits, TILE_M=plan.m, TILE_N=plan.n, TILE_K=self.step, STAGES=plan.stages, TILES=tiles,
-            STEP=clusters, FOURS=bool(self.kind.format), N_MAJOR=self.kernel.n_major, PROMOTED=plan.promoted,
+            STEP=clusters, FOURS=self.kind.stored, N_MAJOR=self.kernel.n_major, PROMOTED=plan.promoted,
             OVERLAP=plan.overlap, STORE_PARTS=plan.store_parts(p.products), LOAD_WARPGROUP=plan.load_warpgroup,
             HEAD=self.head, PAIRS_AHEAD=self.pairs_ahead, PRIMED=self._primed(), DECODERS=self.decoders, TEAM=self.team,
             OUTPUTS=self.outputs, SUM_ROWS=sums, **flags,

@@ -8,8 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from ..bytes import ByteFormat
-from ..format import weight_format
+from ..bytes import ByteFormat, e4m3_numbers
+from ..format import known_formats, weight_format
 from ..groups import Int4
 
 Array = Callable[[], np.ndarray]
@@ -51,16 +51,12 @@ class Matrix:
         whole_row = self.group >= k and self.kind != "int4"
         if self.order is not None or not (unit or whole_row):
             return None
-        if self.kind == "fp8":
-            name = "fp8_e4m3" if whole_row else "fp8_e4m3_b128"
-            if not whole_row and unit != 128:
-                return None
-        else:
-            has_zeros = self.zeros is not None and bool((self.zeros() != self.middle).any())
-            name = f"{self.kind}{'' if whole_row else f'_g{unit}'}{'_zp' if has_zeros else ''}"
-        found = weight_format(name)
-        assert isinstance(found, Int4 | ByteFormat)
-        return found if found.row_bytes(k) is not None and found.holds_scales(self.scales()) else None
+        has_zeros = self.zeros is not None and bool((self.zeros() != self.middle).any())
+        wanted = self.kind, 0 if whole_row else unit, has_zeros
+        formats = (f for name in known_formats() if isinstance(f := weight_format(name), Int4 | ByteFormat))
+        found = next((f for f in formats if (f.code_kind, f.block, f.has_zeros) == wanted), None)
+        holds = found is not None and found.row_bytes(k) is not None and found.holds_scales(self.scales())
+        return found if holds else None
 
     @cached_property
     def permutation(self) -> np.ndarray | None:
@@ -87,7 +83,7 @@ class Matrix:
             """Return [N, groups] as [N, blocks]."""
             return np.repeat(x, -(-count // x.shape[1]), 1)[:, :count]
 
-        zeros = self.zeros() if format.name.endswith("_zp") and self.zeros is not None else None
+        zeros = self.zeros() if format.has_zeros and self.zeros is not None else None
         return format.assemble(self.codes(), spread(self.scales()), None if zeros is None else spread(zeros))
 
     def elements(self) -> np.ndarray:
@@ -96,9 +92,7 @@ class Matrix:
         order = np.arange(k) // self.group if self.order is None else self.order()
         codes = self.codes()
         if self.kind == "fp8":
-            fp8 = weight_format("fp8_e4m3")
-            assert isinstance(fp8, ByteFormat)
-            numbers = fp8.numbers(codes)
+            numbers = e4m3_numbers(codes)
         else:
             numbers = codes.astype(np.float32)
             numbers -= self.zeros()[:, order] if self.zeros is not None else np.float32(self.middle)

@@ -11,13 +11,15 @@ from dataclasses import dataclass, replace
 
 from ....schedule.anchors import Conv2d, Gemm
 from ....schedule.kernel import Operand
+from ....support.dtypes import FLOAT8
+from ....weights.format import find_layout
 
 
 @dataclass(frozen=True)
 class OperandType:
     """``left``, ``right``: dtypes of the operands. ``ctype``: the C++ type of a b16 element. ``elements``: in one b16
-    element. ``sums``: the dtype of accumulators. ``columns``: widths of wgmma are multiples of it. ``format``: the
-    weight layout of the right operand, or ''."""
+    element. ``sums``: the dtype of accumulators. ``columns``: widths of wgmma are multiples of it. ``stored``:
+    the right operand is a matrix in a weight format, of which ``right`` is the dtype of the codes."""
 
     left: str
     right: str
@@ -25,7 +27,7 @@ class OperandType:
     elements: int = 1
     sums: str = "float32"
     columns: int = 8
-    format: str = ""
+    stored: bool = False
 
     @property
     def sum_ctype(self) -> str:
@@ -42,7 +44,7 @@ TYPES = (
     OperandType("float16", "float16", "f16"),
     OperandType("bfloat16", "bfloat16", "bf16"),
     OperandType("uint8", "int8", "u8s8", elements=2, sums="int32", columns=16),
-    OperandType("float8_e4m3fn", "uint8", "e4m3x2", elements=2, format="fp8_e4m3.rows"),
+    OperandType(FLOAT8, FLOAT8, "e4m3x2", elements=2, stored=True),
 )
 FLOATS = OperandType("float32", "float32", "float")  # float arithmetic, or TF32
 _B16 = "int16"  # the dtype of 8-bit operands that are viewed as b16
@@ -50,8 +52,10 @@ _B16 = "int16"  # the dtype of 8-bit operands that are viewed as b16
 
 def operand_type(kernel: Gemm | Conv2d) -> OperandType | None:
     """Return the type of a kernel's operands, or None if no matrix unit multiplies them."""
-    found = kernel.inputs[0].dtype, kernel.weight.dtype, kernel.weight.format
-    return next((t for t in TYPES if (t.left, t.right, t.format) == found), None)
+    w = kernel.weight
+    right = find_layout(w.format)[0].code_dtype if w.format else w.dtype
+    found = kernel.inputs[0].dtype, right, bool(w.format)
+    return next((t for t in TYPES if (t.left, t.right, t.stored) == found), None)
 
 
 def as_b16(kernel: Gemm | Conv2d) -> Gemm | Conv2d | None:
