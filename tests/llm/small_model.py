@@ -21,6 +21,8 @@ TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+MAX_LEN = 96
+TEXT = [(7 * i * i + 3 * i) % 256 for i in range(MAX_LEN)]
 SPECIAL = ("<|end|>", "<|user|>", "<|assistant|>", "<|system|>")
 
 

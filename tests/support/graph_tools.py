@@ -17,7 +17,7 @@ from npu_compiler.schedule.anchors import Gemm
 from npu_compiler.schedule.kernel import Kernel
 from npu_compiler.support import dtypes
 
-from .random_graphs import ERROR
+from .random_pointwise import ERROR
 
 Arrays = dict[str, np.ndarray]
 exp, rsqrt, tanh, log = fn("exp"), fn("rsqrt"), fn("tanh"), fn("log")

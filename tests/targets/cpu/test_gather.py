@@ -10,7 +10,7 @@ from npu_compiler.schedule.interp import execute, view
 from npu_compiler.schedule.kernel import Loops
 
 from ...support.cpu_harness import Compiled, compile_kernels, fenced, operand
-from .test_loops import arrays, loops, store
+from .loop_kernels import arrays, loops, store
 
 SIZE, POINTS = 38, 75
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "uint8", "bool")

@@ -15,7 +15,7 @@ from npu_compiler.targets.cpu.devices import MEASURED
 from npu_compiler.targets.cpu.plan import Plan, make_plan
 
 from ...support.cpu_harness import operand, source
-from .test_loops import fold, loops, run, store
+from .loop_kernels import fold, loops, run, store
 
 i, j, k, m = (index(d) for d in range(4))
 

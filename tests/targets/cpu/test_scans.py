@@ -10,7 +10,7 @@ from npu_compiler.schedule.kernel import Scan
 from npu_compiler.support import dtypes
 
 from ...support.cpu_harness import compile_kernels, operand, source
-from .test_loops import arrays
+from .loop_kernels import arrays
 
 DTYPES = ("float32", "float64", "bfloat16", "int64", "uint8", "bool")
 SHAPES = [((70, 33), 1), ((33, 70), 0), ((3, 40), 1), ((2, 9, 17), 1), ((1,), 0)]
