@@ -68,7 +68,7 @@ PASSES: dict[str, str] = {
     "dual_gemm": "compute both matmuls of a gated MLP in one kernel",
     "fuse_loops": "merge loop nests over one domain into one kernel",
     "winograd": "compute 3x3 convolutions with Winograd's algorithm where that is faster",
-    "pieces": "split the weights of float16 and float32 convolutions into bfloat16 numbers where that is faster",
+    "limbs": "split the weights of float16 and float32 convolutions into bfloat16 limbs where that is faster",
 }
 
 CHOSEN = frozenset(("compress_weights", "quantize_activations"))  # the passes that only do what the caller asks for
@@ -173,8 +173,8 @@ def run_schedule(s: State) -> None:
     """Make kernels over strided windows of buffers."""
     winograd = get_target(s.config).winograd if "winograd" not in s.disable else lambda node: None
     lossless = s.weights.default if "compress_weights" not in s.disable else None
-    in_pieces = get_target(s.config).in_pieces if "pieces" not in s.disable else lambda node: False
-    scheduler = Scheduler(s.graph, s.groups, s.config, s.choices, winograd, lossless, s.one_row, in_pieces)
+    in_limbs = get_target(s.config).in_limbs if "limbs" not in s.disable else lambda node: False
+    scheduler = Scheduler(s.graph, s.groups, s.config, s.choices, winograd, lossless, s.one_row, in_limbs)
     s.schedule = scheduler.run()
     s.recipes = scheduler.recipes
 

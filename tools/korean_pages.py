@@ -166,8 +166,8 @@ CELLS = {
     "derived from the op registry in `npu_compiler/ops`": "`npu_compiler/ops`의 연산 레지스트리에서 만듦",
     "an op is one declaration": "연산 하나는 선언 하나",
     "three general rules and a few patterns": "일반 규칙 세 가지와 패턴 몇 개",
-    "a protocol: `supports`, `winograd`, `in_pieces`, `rewrites`, `emit` instead of a method for each kind of kernel": (
-        "프로토콜. 커널 종류마다 메서드를 두지 않고 `supports`, `winograd`, `in_pieces`, `rewrites`, `emit`을 둠"
+    "a protocol: `supports`, `winograd`, `in_limbs`, `rewrites`, `emit` instead of a method for each kind of kernel": (
+        "프로토콜. 커널 종류마다 메서드를 두지 않고 `supports`, `winograd`, `in_limbs`, `rewrites`, `emit`을 둠"
     ),
     '`target_config("metal")`, `target_config("cuda:sm_90")`; its `device` has the chip\'s numbers': (
         '`target_config("metal")`, `target_config("cuda:sm_90")`. 칩의 수치는 `device`에 있음'

@@ -123,7 +123,7 @@ def parts(x: Value, sizes: Sequence[int], dim: int) -> list[Value]:
     return [window(x, dim, s, n) for s, n in zip(starts, sizes, strict=False)]
 
 
-def pieces(x: Value, size: int, dim: int) -> list[Value]:
+def equal_parts(x: Value, size: int, dim: int) -> list[Value]:
     """Parts of ``size``; the last one may be smaller."""
     n = x.shape[wrap_dim(dim, x.rank)]
     starts = range(0, n, size) if n else ()
@@ -138,7 +138,7 @@ _SPLITS = (*calls((1,), (2, 1), (3, -1), (9, 2), of=ANY[:2]), S(t(0, 3), 2), S(t
 @lowers("aten.unsafe_split.Tensor", samples=_SPLITS, dtypes=DTYPES)
 def split(self: Value, split_size: int, dim: int = 0) -> list[Value]:
     """Parts of ``split_size`` along a dim; the last one may be smaller."""
-    return pieces(self, split_size, dim)
+    return equal_parts(self, split_size, dim)
 
 
 _SIZES = (*calls(([1, 1],), ([2, 1], 1), ([1, 0, 3], -1), of=ANY[:2]), S(t(0, 3), [0]))
@@ -166,7 +166,7 @@ def chunk(self: Value, chunks: int, dim: int = 0) -> list[Value]:
     """At most ``chunks`` parts of equal size along a dim; the last one may be smaller."""
     n = self.shape[wrap_dim(dim, self.rank)]
     bounded(chunks, MAX_PARTS, "parts of a tensor")
-    return pieces(self, -(-n // chunks), dim) if n else parts(self, [0] * chunks, dim)
+    return equal_parts(self, -(-n // chunks), dim) if n else parts(self, [0] * chunks, dim)
 
 
 @lowers(

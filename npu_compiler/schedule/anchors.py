@@ -125,11 +125,11 @@ class Convolution(Contraction):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Conv2d(Convolution):
-    """A convolution as an implicit GEMM. ``pieces``: how many bfloat16 numbers each element of the filters is stored
+    """A convolution as an implicit GEMM. ``limbs``: how many bfloat16 numbers each element of the filters is stored
     as, whose products with those of the inputs are summed; 1 if the filters are stored as they are."""
 
     kind = "conv2d"
-    pieces: int = 1
+    limbs: int = 1
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

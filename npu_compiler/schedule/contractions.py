@@ -16,7 +16,7 @@ from ..passes.fuse import Group
 from ..support import dtypes
 from ..target_config import CompileChoices, TargetConfig
 from ..weights.format import WeightFormat
-from ..weights.packing import ELEMENTS, PIECES, PIECES_OF, packed_spec
+from ..weights.packing import ELEMENTS, LIMBS, LIMBS_OF, packed_spec
 from .anchors import Anchor, Attention, Conv2d, DepthwiseConv2d, Gemm, WinogradConv2d
 from .buffers import contiguous_strides
 from .image_rows import filter_rows, is_image, padded_image, row_dtype
@@ -31,7 +31,7 @@ Winograd = Callable[[Node], np.ndarray | None]
 class Contractions(Operands):
     """Adds the kernels whose main loop is written by hand; the rest of their group is their epilogue.
 
-    ``winograd`` and ``in_pieces`` choose the kernel of a convolution."""
+    ``winograd`` and ``in_limbs`` choose the kernel of a convolution."""
 
     def __init__(
         self,
@@ -41,10 +41,10 @@ class Contractions(Operands):
         winograd: Winograd = lambda node: None,
         format: WeightFormat | None = None,
         one_row: frozenset[str] = frozenset(),
-        in_pieces: Callable[[Node], bool] = lambda node: False,
+        in_limbs: Callable[[Node], bool] = lambda node: False,
     ):
         super().__init__(graph, config, choices, format, one_row)
-        self.winograd, self.in_pieces = winograd, in_pieces
+        self.winograd, self.in_limbs = winograd, in_limbs
 
     def _epilogue(self, group: Group, fixed: list[Operand]) -> tuple[Expr, list[Operand], Value]:
         """Return the epilogue of an anchor, its operands (after ``fixed``), and the value that is stored. Sums of
@@ -113,9 +113,9 @@ class Contractions(Operands):
         rows = groups == 1 and own["dilation"][1] == 1 and cg % ELEMENTS[order] != 0 and x.dtype == "uint8"
         view = w.reshape(groups, k // groups, *((r, s * cg) if rows else (r * s, cg)))  # see ConvPlan in conv.h
         self._static_chain(view)
-        if self.in_pieces(node):
-            order = PIECES_OF[w.dtype]
-            own["pieces"] = PIECES[order]
+        if self.in_limbs(node):
+            order = LIMBS_OF[w.dtype]
+            own["limbs"] = LIMBS[order]
         weight = self.packed_weight((w, order), view, order)
         self._anchor(group, made, Conv2d, [source, weight], flops, **own)
 

@@ -106,8 +106,8 @@ def _filters(k: Convolution, w: Array) -> Array:
         return w.transpose(2, 0, 1)[..., None]
     if w.ndim == 4:  # not packed
         return w.reshape(ko, r, s, -1)
-    if isinstance(k, Conv2d) and k.pieces > 1:
-        return packing.join(w, k.pieces, r * s, c // g)[:, : ko // g].reshape(ko, r, s, c // g)
+    if isinstance(k, Conv2d) and k.limbs > 1:
+        return packing.join(w, k.limbs, r * s, c // g)[:, : ko // g].reshape(ko, r, s, c // g)
     w = np.moveaxis(w, 1, 2)  # [G, T, panels, C, panel]
     if w.ndim == 6:
         w = w.swapaxes(-1, -2)

@@ -15,7 +15,7 @@ from ..support import dtypes
 from ..support.errors import CompileError
 from ..target_config import CompileChoices, TargetConfig
 from ..weights.format import BlockFormat, Layout, WeightFormat, block_format, layout_for
-from ..weights.packing import ELEMENTS, PIECES, packed_spec
+from ..weights.packing import ELEMENTS, LIMBS, packed_spec
 from .buffers import contiguous_strides
 from .destination_passing import Destination, behind, part_of, wanted_order, writable
 from .kernel import Buffer, Kernel, Loops, Operand, Unpack
@@ -145,7 +145,7 @@ class Operands:
         name = self._unique(main_weight(v))
         self.recipes.append((name, v))
         layout = v.node.attrs["layout"] if v.op == "pack" else ""
-        format = "" if layout in (*ELEMENTS, *PIECES) else layout
+        format = "" if layout in (*ELEMENTS, *LIMBS) else layout
         return self._put(v, self._buffer("weight", v.dtype, v.shape, name, format))
 
     def _same_bytes(self, v: Value) -> Operand | None:

@@ -31,9 +31,9 @@ class Scheduler(Contractions):
         winograd: Winograd = lambda node: None,
         format: WeightFormat | None = None,
         one_row: frozenset[str] = frozenset(),
-        in_pieces: Callable[[Node], bool] = lambda node: False,
+        in_limbs: Callable[[Node], bool] = lambda node: False,
     ):
-        super().__init__(graph, config, choices, winograd, format, one_row, in_pieces)
+        super().__init__(graph, config, choices, winograd, format, one_row, in_limbs)
         self.groups = groups
 
     def run(self) -> Schedule:

@@ -10,7 +10,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-_PIECE = 1 << 20
+_CHUNK = 1 << 20
 
 
 class Header(NamedTuple):
@@ -55,11 +55,11 @@ def read_data(stream: IO[bytes], header: Header, available: int) -> np.ndarray:
         raise ValueError(f"there is no memory for its {header.nbytes} bytes") from None
     at = 0
     while at < data.size:
-        piece = np.frombuffer(stream.read(min(_PIECE, data.size - at)), np.uint8)
-        if not piece.size:
+        chunk = np.frombuffer(stream.read(min(_CHUNK, data.size - at)), np.uint8)
+        if not chunk.size:
             raise ValueError(f"it ends after {at} of {data.size} bytes of data")
-        data[at : at + piece.size] = piece
-        at += piece.size
+        data[at : at + chunk.size] = chunk
+        at += chunk.size
     if header.dtype == bool:  # a byte other than 0 and 1 is true, but not a valid bool
         data = (data != 0).view(np.uint8)
     array = data.view(header.dtype) if header.dtype.itemsize else np.zeros(math.prod(header.shape), header.dtype)

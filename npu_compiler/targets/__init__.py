@@ -62,7 +62,7 @@ class CodegenTarget(Protocol):
         None."""
         return None
 
-    def in_pieces(self, conv: Node) -> bool:
+    def in_limbs(self, conv: Node) -> bool:
         """Return whether this conv2d node is computed faster, at the precision of float32, by products of the bfloat16
         numbers whose sums are its float16 or float32 operands. It is asked if :meth:`winograd` returned None."""
         return False

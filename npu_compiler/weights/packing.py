@@ -22,8 +22,8 @@ import numpy as np
 from .format import BlockFormat, Shape, find_layout
 
 ELEMENTS = {"panels": 1, "vnni2": 2, "vnni4": 4}  # layout -> neighbouring input channels of a panel's column
-PIECES = {"bf16x2": 2, "bf16x3": 3}  # layout -> bfloat16 numbers for each element
-PIECES_OF = {"float16": "bf16x2", "float32": "bf16x3"}
+LIMBS = {"bf16x2": 2, "bf16x3": 3}  # layout -> bfloat16 numbers for each element
+LIMBS_OF = {"float16": "bf16x2", "float32": "bf16x3"}
 _GROUP = 32  # input channels that are split together
 _LINE = 32  # numbers at the end of a panel, of which the first is 1 if an element is an infinity or NaN
 
@@ -35,10 +35,10 @@ def packed_spec(layout: str, shape: Shape, dtype: str, panel: int) -> tuple[Shap
         return (g, -(-k // panel), t, c, panel), dtype
     if (depth := ELEMENTS.get(layout)) is not None:
         return (g, -(-k // panel), t, -(-c // depth), panel, depth), dtype
-    if (pieces := PIECES.get(layout)) is not None:
-        if PIECES_OF.get(dtype) != layout:
+    if (limbs := LIMBS.get(layout)) is not None:
+        if LIMBS_OF.get(dtype) != layout:
             raise ValueError(f"{dtype} cannot be packed as {layout!r}")
-        return (g, -(-k // panel), t * -(-c // _GROUP) * _GROUP * pieces * panel + _LINE), "bfloat16"
+        return (g, -(-k // panel), t * -(-c // _GROUP) * _GROUP * limbs * panel + _LINE), "bfloat16"
     format, found = find_layout(layout)
     dtypes = ("uint8",) if isinstance(format, BlockFormat) else format.dtypes
     packed = found.packed_shape(k, c) if (g, t, panel) == (1, 1, found.panel) and dtype in dtypes else None
@@ -55,28 +55,28 @@ def pack(w: np.ndarray, panel: int, layout: str) -> np.ndarray:
         out = _padded(w, panel, depth)
         out = out.reshape(*out.shape[:-1], out.shape[-1] // depth, depth)
         return np.ascontiguousarray(out.transpose(0, 1, 3, 4, 2, 5))
-    if layout in PIECES:
-        return _split(w, panel, PIECES[layout])
+    if layout in LIMBS:
+        return _split(w, panel, LIMBS[layout])
     return find_layout(layout)[1].pack(w[0, :, 0])
 
 
-def _split(w: np.ndarray, panel: int, pieces: int) -> np.ndarray:
-    """Return a weight [G, K, T, C] as bfloat16 numbers ("pieces") whose sums are its elements, for products on units
-    that multiply bfloat16 (``kernels/amx_pieces.h``).
+def _split(w: np.ndarray, panel: int, limbs: int) -> np.ndarray:
+    """Return a weight [G, K, T, C] as bfloat16 numbers (limbs) whose sums are its elements, for products on units
+    that multiply bfloat16 (``kernels/amx_limbs.h``).
 
-    A panel is [T, ceil(C / 32), pieces, 16, panel, 2]: the last dim holds channels u and u + 16 of 32. Then follows
+    A panel is [T, ceil(C / 32), limbs, 16, panel, 2]: the last dim holds channels u and u + 16 of 32. Then follows
     a line of 32 numbers, of which the first is 1 if an element is an infinity or NaN, else 0. Elements of float16 are
-    rounded to their first piece, those of float32 are cut off, because the largest would become infinite.
+    rounded to their first limb, those of float32 are cut off, because the largest would become infinite.
     """
     whole = _padded(w, panel, _GROUP)
     g, panels, _, t, c = whole.shape
     whole = whole.reshape(g, panels, panel, t, c // _GROUP, 2, _GROUP // 2).transpose(0, 1, 3, 4, 6, 2, 5)
     rest = np.ascontiguousarray(whole, np.float32)  # [g, panels, t, groups, 16, panel, 2]
-    out = np.zeros((g, panels, t * c * pieces * panel + _LINE), np.uint16)
-    body = out[..., :-_LINE].reshape(*rest.shape[:4], pieces, *rest.shape[4:])
+    out = np.zeros((g, panels, t * c * limbs * panel + _LINE), np.uint16)
+    body = out[..., :-_LINE].reshape(*rest.shape[:4], limbs, *rest.shape[4:])
     special = ~np.isfinite(rest)
     out[..., -_LINE] = np.where(special.any((2, 3, 4, 5, 6)), 0x3F80, 0)
-    for p in range(pieces):
+    for p in range(limbs):
         bits = rest.view(np.uint32)
         if w.dtype == np.float16:
             bits = bits + np.where(special, np.uint32(0), np.uint32(0x7FFF))
@@ -91,10 +91,10 @@ def _split(w: np.ndarray, panel: int, pieces: int) -> np.ndarray:
     return out.view(ml_dtypes.bfloat16)
 
 
-def join(packed: np.ndarray, pieces: int, taps: int, c: int) -> np.ndarray:
-    """Return the elements float32 [G, K, T, C] of a weight in pieces; K is padded."""
+def join(packed: np.ndarray, limbs: int, taps: int, c: int) -> np.ndarray:
+    """Return the elements float32 [G, K, T, C] of a weight in limbs; K is padded."""
     g, panels, _ = packed.shape
-    parts = packed[..., :-_LINE].reshape(g, panels, taps, -(-c // _GROUP), pieces, _GROUP // 2, -1, 2)
+    parts = packed[..., :-_LINE].reshape(g, panels, taps, -(-c // _GROUP), limbs, _GROUP // 2, -1, 2)
     whole = parts.astype(np.float32)[:, :, :, :, ::-1].sum(4)  # [G, panels, T, groups, 16, panel, 2]
     return whole.transpose(0, 1, 5, 2, 3, 6, 4).reshape(g, panels * parts.shape[6], taps, -1)[..., :c]
 

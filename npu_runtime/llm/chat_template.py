@@ -127,15 +127,15 @@ class _Worker:
 
 def _read_line(stream: IO[bytes], deadline: float) -> bytes:
     """Return the bytes up to a newline, the end of the stream or the deadline."""
-    pieces: list[bytes] = []
+    chunks: list[bytes] = []
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
         while selector.select(max(deadline - time.monotonic(), 0)):
-            piece = os.read(stream.fileno(), 1 << 16)
-            pieces.append(piece)
-            if not piece or piece.endswith(b"\n"):
+            chunk = os.read(stream.fileno(), 1 << 16)
+            chunks.append(chunk)
+            if not chunk or chunk.endswith(b"\n"):
                 break
-    return b"".join(pieces)
+    return b"".join(chunks)
 
 
 _worker = _Worker()

@@ -95,11 +95,11 @@ class Detokenizer:
         ready = max(len(text.rstrip(_UNFINISHED)), len(text) - _LONGEST_TAIL)
         if len(self._ids) >= 4 * _WINDOW:
             ready = len(text)
-        piece, self._shown = text[self._shown : ready], max(self._shown, ready)
+        new, self._shown = text[self._shown : ready], max(self._shown, ready)
         if len(self._ids) >= _WINDOW and self._shown == len(text):
             self._ids = self._ids[-_CONTEXT:]
             self._shown = len(self._tokenizer.decode(self._ids))
-        return piece
+        return new
 
     def flush(self) -> str:
         """Return the remaining text at the end, with U+FFFD for bytes that did not become a character."""
@@ -111,7 +111,7 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Finds the first of several strings in a text that arrives in pieces. Text that may begin one is held back.
+    """Finds the first of several strings in a text that arrives bit by bit. Text that may begin one is held back.
 
     Attributes:
         found: the stop string that was found, or None.
@@ -122,9 +122,9 @@ class StopStrings:
         self._held = ""
         self.found: str | None = None
 
-    def push(self, piece: str) -> str:
-        """Return the text that can be shown after ``piece`` arrived; if a stop string was found, the text up to it."""
-        text = self._held + piece
+    def push(self, new: str) -> str:
+        """Return the text that can be shown after ``new`` arrived; if a stop string was found, the text up to it."""
+        text = self._held + new
         at, stop = min(((text.find(s), s) for s in self._stops if s in text), default=(-1, None))
         if stop is not None:
             self.found, self._held = stop, ""

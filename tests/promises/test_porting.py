@@ -113,7 +113,7 @@ def test_names_that_differ_by_design(documented: str) -> None:
 
 def test_a_target_has_a_protocol_instead_of_a_method_for_each_kernel(convnet: Compiled) -> None:
     contract: Any = targets.CodegenTarget
-    assert {"supports", "winograd", "in_pieces", "rewrites", "emit"} <= set(vars(contract))
+    assert {"supports", "winograd", "in_limbs", "rewrites", "emit"} <= set(vars(contract))
     for documented in ("elementwise_kernel", "matmul_kernel", "fused_kernel", "shader_source"):
         assert not hasattr(contract, documented)
     assert "instead of a method for each kind of kernel" in row_of("CodegenTarget").differs

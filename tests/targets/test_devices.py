@@ -362,7 +362,7 @@ def test_a_target_that_lacks_a_member() -> None:
         def supports(self, kernel: Any) -> None:
             return None
 
-    missing = "winograd, in_pieces, rewrites, emit, for_device, compiler"
+    missing = "winograd, in_limbs, rewrites, emit, for_device, compiler"
     with pytest.raises(ConfigError, match=f"'half' has no {missing}: derive its class from"):
         register_target(Half())  # type: ignore[arg-type]
 
@@ -376,7 +376,7 @@ def test_a_target_that_lacks_a_member() -> None:
             raise NotImplementedError
 
     whole = Whole()
-    assert whole.rewrites == () and whole.winograd(None) is None and not whole.in_pieces(None)  # type: ignore[arg-type]
+    assert whole.rewrites == () and whole.winograd(None) is None and not whole.in_limbs(None)  # type: ignore[arg-type]
     assert whole.compiler() is None
     with pytest.raises(ConfigError, match="target 'half' generates code for one device, not for 'cpu:avx2'"):
         whole.for_device(find_device("cpu", "avx2"))

@@ -9,7 +9,7 @@ import pytest
 
 from npu_compiler import targets
 from npu_compiler.support import env
-from npu_compiler.targets.cpu import pieces
+from npu_compiler.targets.cpu import limbs
 from npu_compiler.targets.cpu.devices import CONFIG
 from npu_compiler.targets.cuda import tile_selection, tma_conv
 from npu_compiler.targets.simt.kernels import attention_decode
@@ -21,10 +21,10 @@ PAIRS = [
     ("cpu/kernels/pool.cpp", "MAX_THREADS", env.MAX_THREADS),
     ("cpu/kernels/vectors.h", "VL", CONFIG.vector_lanes),  # the first is the widest
     ("cpu/kernels/amx_tile.h", "AMX_UNITS", packing._GROUP // 2),
-    ("cpu/kernels/amx_tile.h", "AMX_UNITS", pieces._GROUP // 2),
+    ("cpu/kernels/amx_tile.h", "AMX_UNITS", limbs._GROUP // 2),
     ("simt/kernels/attention_decode.h", "HEADS", attention_decode.HEADS),
     ("simt/kernels/gemv_blocks_mma.h", "QUAD", block_rows.QUAD),
-    ("cuda/kernels/tma_result_stages.h", "PIECE", tile_selection.PIECE),
+    ("cuda/kernels/tma_result_stages.h", "SUBTILE", tile_selection.SUBTILE),
     ("cuda/kernels/tma_thread_stores.h", "PARTS_PAD", tile_selection.PAD),
     ("cuda/kernels/tma_conv.h", "LINE_BLOCK", tma_conv.BLOCK),
 ]

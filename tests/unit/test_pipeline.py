@@ -98,8 +98,8 @@ def usual() -> tuple[Arrays, list[tuple[str, str, int]]]:
 
 # Other passes call "normalise". Four switches want programs or devices that ask for them: test_format.py has one for
 # "compress_weights", test_quantize_activations.py for "quantize_activations", test_rewrites.py for "fold_cache_scales",
-# test_pieces.py for "pieces".
-ELSEWHERE = ("normalise", "compress_weights", "quantize_activations", "fold_cache_scales", "pieces")
+# test_limbs.py for "limbs".
+ELSEWHERE = ("normalise", "compress_weights", "quantize_activations", "fold_cache_scales", "limbs")
 
 
 @pytest.mark.parametrize("switch", [s for s in switches("cpu") if s not in ELSEWHERE])

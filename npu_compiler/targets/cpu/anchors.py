@@ -74,8 +74,8 @@ def _conv2d(k: Convolution, name: str, place: Place) -> str:
     )  # fmt: skip
     epilogue, pointers = emit_epilogue(k, 2, f"{name}_epi", place)
     weights, kept = place(w), ctype(w)
-    if isinstance(k, Conv2d) and k.pieces > 1:
-        kept = f"pieces<{ctype(x)}>"
+    if isinstance(k, Conv2d) and k.limbs > 1:
+        kept = f"limbs<{ctype(x)}>"
         weights = f"(const {kept}*){weights}"
     arguments = f"{place(x)}, {weights}, epi, th, counter"
     if isinstance(k, WinogradConv2d):

@@ -37,7 +37,7 @@ class CPUCosts:
     ``row``: the horizontal reduction at the end of a row. ``chunk``: the smallest amount of work worth claiming.
     ``wake_us``: microseconds until a sleeping thread runs. ``flops_per_us``, ``bytes_per_us``: what one thread computes
     and moves in a microsecond. ``winograd_flops_per_byte``: flops that take as long as reading one byte of weights, in
-    the cost models of Winograd's algorithm and of pieces (``pieces.py``). ``bfloat16_rate``: how many times as fast as
+    the cost models of Winograd's algorithm and of limbs (``limbs.py``). ``bfloat16_rate``: how many times as fast as
     float32 products those of bfloat16 run. ``lanes``: numbers of 32 bits in a vector register.
     """
 

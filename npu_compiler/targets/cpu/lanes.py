@@ -145,20 +145,20 @@ def shared_work(nest: Nest, lane: int) -> dict[int, float]:
 def segments(exprs: list[Expr], lane: int, ranges: affine.Ranges) -> list[tuple[int, int]]:
     """Return ranges of the lane dim in which no guard changes and every address is affine."""
     size = ranges[lane][1] + 1
-    found = _pieces([e for e in exprs if any(x.op in PIECEWISE for x in expr.walk(e))], lane, 0, size, ranges)
+    found = _intervals([e for e in exprs if any(x.op in PIECEWISE for x in expr.walk(e))], lane, 0, size, ranges)
     return found if len(found) <= MAX_SEGMENTS else [(0, size)]
 
 
-def _pieces(exprs: list[Expr], lane: int, low: int, high: int, ranges: affine.Ranges) -> list[tuple[int, int]]:
+def _intervals(exprs: list[Expr], lane: int, low: int, high: int, ranges: affine.Ranges) -> list[tuple[int, int]]:
     """Split a range further: deciding one guard may expose breakpoints of others."""
     points = affine.breakpoints(exprs, lane, low, high)
     if not points or len(points) >= MAX_SEGMENTS:
         return [(low, high)]
-    pieces = []
+    intervals = []
     for a, b in zip([low, *points], [*points, high], strict=True):
         known = [affine.simplify(e, {**ranges, lane: (a, b - 1)}) for e in exprs]
-        pieces += _pieces(known, lane, a, b, ranges)
-    return pieces
+        intervals += _intervals(known, lane, a, b, ranges)
+    return intervals
 
 
 # -- tiles --------------------------------------------------------------------------------------------------------

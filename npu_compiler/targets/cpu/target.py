@@ -28,8 +28,8 @@ from .. import Emitted, Selectable, entry_symbols
 from .anchors import HEADERS, emit_anchor
 from .compilers import compile_flags, find_compiler, required_features
 from .devices import CONFIG, CPUCosts, CPUDevice, device_at_hand
+from .limbs import limbs_are_faster
 from .loops import ARGUMENTS, emit_loops, scratch_bytes
-from .pieces import pieces_are_faster
 from .readers import reader_of
 from .small_kernels import emit_small, small_scratch_bytes
 from .toolchain import build_shared
@@ -73,8 +73,8 @@ class CPUTarget(Selectable[CPUDevice]):
         tile = winograd_tile(n, oh, ow, x.shape[3], k, x.dtype, self.device, stride)
         return filter_transform(tile, stride) if tile else None
 
-    def in_pieces(self, conv: Node) -> bool:
-        return pieces_are_faster(conv, self.device)
+    def in_limbs(self, conv: Node) -> bool:
+        return limbs_are_faster(conv, self.device)
 
     @property
     def rewrites(self) -> tuple[ScheduleRewrite, ...]:
@@ -87,7 +87,7 @@ class CPUTarget(Selectable[CPUDevice]):
 
     def _packs(self, dtype: str) -> bool:
         """Whether the register tile multiplies panels of ``dtype``, as they are: not with tiles of AMX, and not if
-        pairs become floats because their dot product is slow. Small float32 matrices take longer in pieces."""
+        pairs become floats because their dot product is slow. Small float32 matrices take longer in limbs."""
         if "amx_tile" in self.device.features:
             return dtype in ("float32", "float64")
         return dtypes.is_float(dtype) and not (dtype == "bfloat16" and self.device.flags)

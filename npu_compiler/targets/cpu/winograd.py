@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ...weights.format import PANEL
 from .devices import CPUDevice
-from .pieces import DIRECT, TILE, pieces_flops, round_up, time_with_weights
+from .limbs import DIRECT, TILE, limbs_flops, round_up, time_with_weights
 
 CHANNELS = 256  # whose float32 products are added to one sum; of more, every 256 have their own
 _NEAR, _FAR = 0.75, 1.5  # the interpolation points of F(4x4)
@@ -75,10 +75,10 @@ def winograd_tile(n: int, oh: int, ow: int, c: int, k: int, dtype: str, device: 
     direct = DIRECT * 2 * products / rate
     if dtype != "bfloat16":
         row, pixels = ow + 2 if stride == 1 else round_up(ow, TILE), n * oh * ow * stride * stride
-        pieces = pieces_flops(n * oh * row, pixels, 9, c, k, dtype, device)
-        if pieces < direct and dtype == "float32" and c > CHANNELS:
-            return 0  # Winograd's weights, which are larger, were not measured beside so many pieces
-        direct = min(direct, pieces)
+        limbs = limbs_flops(n * oh * row, pixels, 9, c, k, dtype, device)
+        if limbs < direct and dtype == "float32" and c > CHANNELS:
+            return 0  # Winograd's weights, which are larger, were not measured beside so many limbs
+        direct = min(direct, limbs)
     best, best_cost = 0, _GAIN * time_with_weights(direct, 9 * c * k * size, device)
     for tile in (2,) if dtype == "float32" or stride == 2 else (2, 4):
         tiles, points = n * -(-oh // tile) * -(-ow // tile), ((tile - 1) * stride + 3) ** 2

@@ -17,24 +17,24 @@ from ..simt.lang.function import Function, Members, blocks, constants
 from ..simt.lang.program import TileMap
 from .devices import CUDADevice
 from .dual_conv import DTYPES, halves
-from .tile_selection import GROUP_EXTRA, PIECE, WARPGROUP, device_of, piece_columns
+from .tile_selection import GROUP_EXTRA, SUBTILE, WARPGROUP, device_of, subtile_columns
 from .tma_epilogue import hold_vectors, residual_of, row_pitch, supports_tma_store, vector_bytes
 from .tma_gemm import is_plain, supports_tma
 
 CHANNELS = (64, 32)  # b16 elements of a pixel: rows of 128 or 64 bytes
 COLUMNS = (128, 256)  # results of the first convolution: rows of filters in one TMA load
 FINAL = (64, 128)  # results of the second convolution
-ROW = 128  # bytes of a row of a piece of results
+ROW = 128  # bytes of a row of a subtile of results
 TILE_N = 64  # results of the first convolution that a warpgroup computes at once
 WARPGROUPS = (4, 3)  # of a thread block, best first
 PIXEL_SLOTS = (2, 1)  # of a warpgroup
-MIN_SLOTS, MAX_SLOTS = 3, 6  # of a warpgroup, for pieces of results
+MIN_SLOTS, MAX_SLOTS = 3, 6  # of a warpgroup, for subtiles of results
 MIN_TILES = 2  # of a warpgroup: filters are loaded once
 
 
 @dataclass(frozen=True)
 class Plan:
-    """``warpgroups`` of a thread block, each with ``pixel_slots`` for tiles of pixels and ``slots`` for pieces of
+    """``warpgroups`` of a thread block, each with ``pixel_slots`` for tiles of pixels and ``slots`` for subtiles of
     results."""
 
     warpgroups: int
@@ -59,7 +59,7 @@ def supports_b2b_conv(kernel: B2bConv2d, dialect: Dialect) -> bool:
     if added is not None and conv_product(_viewed(added)) != p:
         return False
     plan, device = _plan(kernel, device_of(dialect)), device_of(dialect)
-    return plan is not None and blocks(p.m, PIECE) >= MIN_TILES * device.compute_units * plan.warpgroups
+    return plan is not None and blocks(p.m, SUBTILE) >= MIN_TILES * device.compute_units * plan.warpgroups
 
 
 def emit_b2b_conv(kernel: B2bConv2d, dialect: Dialect) -> Emission:
@@ -87,8 +87,8 @@ def _filters(kernel: B2bConv2d) -> int:
     return (1 if added is None else 2) * p.n * p.k + q.n * q.k
 
 
-def _piece(conv: Conv2d) -> int:
-    """Return the columns of a piece of results."""
+def _subtile(conv: Conv2d) -> int:
+    """Return the columns of a subtile of results."""
     return ROW // dtypes.DTYPES[conv.outputs[0].dtype].size
 
 
@@ -96,7 +96,7 @@ def _buffers(kernel: B2bConv2d, plan: Plan) -> int:
     """Return the b16 elements of all slots of a thread block."""
     added, first = _split(kernel)
     pixels = (1 if added is None else 2) * conv_product(_viewed(first)).k
-    return plan.warpgroups * PIECE * (plan.pixel_slots * pixels + plan.slots * ROW // 2)
+    return plan.warpgroups * SUBTILE * (plan.pixel_slots * pixels + plan.slots * ROW // 2)
 
 
 def _plan(kernel: B2bConv2d, device: CUDADevice) -> Plan | None:
@@ -138,7 +138,7 @@ class _B2bConv:
         f.prefetch_constants()
         columns = TileMap((q.k, q.n, 1), (q.k * 2, q.k * q.n * 2), (ROW // 2, q.n, 1), ROW)
         final_filters = f.tile_map(self.at_second + 1, columns)
-        last_row = piece_columns(q.n, self.size) * self.size
+        last_row = subtile_columns(q.n, self.size) * self.size
         outputs = [f"&{self._results(~0, first, ROW)}", f"&{self._results(~1, second, last_row)}"]
         outputs.append("nullptr" if residual in (-1, None) else f"&{self._results(residual, first, ROW)}")
         before = "NoSum{}"
@@ -146,11 +146,11 @@ class _B2bConv:
             others = self._operands(self.added, self.at_added, "@NAME@_added_product")
             before = f"keep({others}, {self._functor(self.added, 'added', self.at_added)})"
         full = f.array("int64_t", "full", plan.warpgroups * (plan.pixel_slots + plan.slots) + 1)
-        tiles = blocks(p.m, PIECE)
+        tiles = blocks(p.m, SUBTILE)
         workgroups = min(blocks(tiles, plan.warpgroups), self.dialect.device.compute_units)
         sizes = dict(
             M=p.m, N=p.n, K=p.k, WARPGROUPS=plan.warpgroups, PIXEL_SLOTS=plan.pixel_slots, SLOTS=plan.slots,
-            TILES=tiles, STEP=workgroups * plan.warpgroups, COLUMNS=p.n, PIECE_N=_piece(first), TILE_N=TILE_N,
+            TILES=tiles, STEP=workgroups * plan.warpgroups, COLUMNS=p.n, SUBTILE_N=_subtile(first), TILE_N=TILE_N,
             FINAL=q.n, OUTPUTS=1, PRODUCTS=1, SUM_ROWS=0, RESIDUAL=residual not in (-1, None),
             KEEPS=self.added is not None,
         )  # fmt: skip
@@ -167,17 +167,17 @@ class _B2bConv:
         ``at``: the number of its first operand."""
         p = conv_product(_viewed(conv))
         row = p.k * 2
-        pixels = self.f.tile_map(at, TileMap((p.k, p.m, 1), (row, row * p.m), (p.k, PIECE, 1), row))
+        pixels = self.f.tile_map(at, TileMap((p.k, p.m, 1), (row, row * p.m), (p.k, SUBTILE, 1), row))
         filters = self.f.tile_map(at + 1, TileMap((p.k, p.n, 1), (row, row * p.n), (p.k, p.n, 1), row))
         self.f.before.append(constants(name, {}, {"K_TILES": 1, "IM2COL": False}))
         return f"Operands<{name}>{{{pixels}, {filters}}}"
 
     def _results(self, number: int, conv: Conv2d, row: int) -> str:
-        """Return the tensor map of results, or of a residual, in pieces with rows of ``row`` bytes."""
+        """Return the tensor map of results, or of a residual, in subtiles with rows of ``row`` bytes."""
         p = conv_product(conv)
         pitch = row_pitch(self.f.operand(number)) * self.size
         return self.f.tile_map(
-            number, TileMap((p.n * self.size // 2, p.m, 1), (pitch, pitch * p.m), (row // 2, PIECE, 1), row)
+            number, TileMap((p.n * self.size // 2, p.m, 1), (pitch, pitch * p.m), (row // 2, SUBTILE, 1), row)
         )
 
     def _functor(self, conv: Conv2d, name: str, at: int) -> str:

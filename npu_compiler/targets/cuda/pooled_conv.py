@@ -72,8 +72,8 @@ def _plan(conv: Conv2d, device: CUDADevice) -> Plan | None:
     n = columns(conv)
     for m, stages, blocks_per_sm in PLANS:
         plan = Plan(m, n, stages, 1, blocks_per_sm, n <= 128, True)
-        pieces, edge, above = _results(conv, plan)
-        if plan_fits(conv, plan, pieces * 2 + (edge + above) * 4, device):
+        subtiles, edge, above = _results(conv, plan)
+        if plan_fits(conv, plan, subtiles * 2 + (edge + above) * 4, device):
             return plan
     return None
 

@@ -19,7 +19,7 @@ from .devices import CUDADevice, TMACosts
 WIDTHS = 64, 128, 192, 256  # columns of a tile
 ONE_TILE = 32, 48, 56, 96, 144  # further widths, if each thread block has one tile
 GROUP_EXTRA = 1280  # bytes of shared memory of a thread block in addition to its ring
-PIECE = 64  # rows of results in one TMA store
+SUBTILE = 64  # rows of results in one TMA store
 N_MAJOR_COLUMNS = 64  # neighbouring columns of a right operand [K, N] in one TMA load
 PAD = 16  # floats after a row of partial sums, to avoid bank conflicts
 MAX_STAGES = 8
@@ -68,7 +68,7 @@ class Plan:
         return self.n // (16 * products)
 
 
-def piece_columns(n: int, size: int) -> int:
+def subtile_columns(n: int, size: int) -> int:
     """Return the columns of results in one TMA store: 128 bytes, or 64 columns if those do not divide ``n``, the width
     of a tile. ``size``: bytes of a result."""
     return 128 // size if n % (128 // size) == 0 else 64
@@ -76,8 +76,8 @@ def piece_columns(n: int, size: int) -> int:
 
 def result_stages(m: int, n: int, step: int, size: int, outputs: int = 1) -> int:
     """Return the number of stages of the ring, of [m + n, step] b16 elements each, that hold the results of a tile,
-    of ``size`` bytes each; 0 if a stage does not hold one piece."""
-    columns = piece_columns(n, size)
+    of ``size`` bytes each; 0 if a stage does not hold one subtile."""
+    columns = subtile_columns(n, size)
     per_stage = (m + n) * step * 2 // (m * columns * size) // outputs
     return blocks(n // columns, per_stage) if per_stage else 0
 

@@ -18,7 +18,7 @@ from ..simt.lang.emission import Emission
 from ..simt.lang.function import Members, blocks
 from ..simt.lang.program import TileMap
 from .devices import CUDADevice
-from .tile_selection import GROUP_EXTRA, ONE_TILE, WIDTHS, Plan, device_of, piece_columns, registers
+from .tile_selection import GROUP_EXTRA, ONE_TILE, WIDTHS, Plan, device_of, registers, subtile_columns
 from .tma_epilogue import residual_of, row_pitch, supports_tma_store
 from .tma_gemm import TmaGemm, pixel_strides
 
@@ -221,7 +221,7 @@ class TmaConv(TmaGemm):
         """Return the tensor map of 8 x 8 pixels of the result."""
         n, h, w, c = self.kernel.outputs[0].shape
         size = self.result_size
-        pitch, row = row_pitch(self.kernel.outputs[0]) * size, piece_columns(self.plan.n, size) * size
+        pitch, row = row_pitch(self.kernel.outputs[0]) * size, subtile_columns(self.plan.n, size) * size
         return TileMap((c * size // 2, w, h, n), (pitch, pitch * w, pitch * w * h), (row // 2, BLOCK, BLOCK, 1), row)
 
     def _epilogue(self) -> tuple[dict[str, bool | int], str]:

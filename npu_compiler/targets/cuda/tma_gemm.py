@@ -23,15 +23,15 @@ from .tile_selection import (
     GROUP_EXTRA,
     HALF,
     N_MAJOR_COLUMNS,
-    PIECE,
+    SUBTILE,
     WARPGROUP,
     Plan,
     choose,
     column_scale_floats,
     device_of,
-    piece_columns,
     result_stages,
     split_floats,
+    subtile_columns,
 )
 from .tma_epilogue import hold_vectors, residual_of, row_pitch, supports_tma_store, vector_bytes
 
@@ -300,9 +300,9 @@ class TmaGemm:
 
     def _result_map(self, number: int) -> str:
         size, p = self.result_size, self.p
-        pitch, row = row_pitch(self.f.operand(number)) * size, piece_columns(self.plan.n, size) * size
+        pitch, row = row_pitch(self.f.operand(number)) * size, subtile_columns(self.plan.n, size) * size
         return self.f.tile_map(
-            number, TileMap((p.n * size // 2, p.m, 1), (pitch, pitch * p.m), (row // 2, PIECE, 1), row)
+            number, TileMap((p.n * size // 2, p.m, 1), (pitch, pitch * p.m), (row // 2, SUBTILE, 1), row)
         )
 
     def _epilogue(self) -> tuple[dict[str, bool | int], str]:

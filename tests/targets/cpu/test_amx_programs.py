@@ -1,6 +1,6 @@
 """Generated programs for AMX, run with its model on any machine: conformance cases, attention, a network, a decoder.
 
-They are under the gates of the other targets. All are in bfloat16, but for what is in pieces of bfloat16.
+They are under the gates of the other targets. All are in bfloat16, but for what is in limbs of bfloat16.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def test_convolutional_network(amx: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"] if FULL else ["float32"])
-def test_pieces_pass_the_gate(amx: str, dtype: str, tmp_path: Path) -> None:
+def test_limbs_pass_the_gate(amx: str, dtype: str, tmp_path: Path) -> None:
     """Layers large enough to be split: 3 x 3, 1 x 1, and a product of matrices. The program is saved and loaded."""
     torch.manual_seed(8)
     layers = (
@@ -140,13 +140,13 @@ def test_pieces_pass_the_gate(amx: str, dtype: str, tmp_path: Path) -> None:
     model, args = nn.Sequential(*layers).eval(), (torch.randn(1, 32, 24, 32),)
     low = copy.deepcopy(model).to(getattr(torch, dtype))
     inputs = cast(args, getattr(torch, dtype))
-    compile_whole(capture(low, inputs), target=amx).save(tmp_path / "pieces.npubin")
-    program = CompiledProgram.load(tmp_path / "pieces.npubin")
+    compile_whole(capture(low, inputs), target=amx).save(tmp_path / "limbs.npubin")
+    program = CompiledProgram.load(tmp_path / "limbs.npubin")
     assert {b.dtype for b in program.buffers if b.kind == "weight" and len(b.shape) == 3} == {"bfloat16"}
     expect(model, [args], dtype).check(run(program, state_dict_numpy(low), [inputs]))
 
 
-def test_pieces_of_many_channels_are_as_accurate_as_eager(amx: str) -> None:
+def test_limbs_of_many_channels_are_as_accurate_as_eager(amx: str) -> None:
     """Each step of tiles is six rounded additions to a sum; sums of many steps have parts."""
     torch.manual_seed(0)
     conv, x = nn.Conv2d(512, 32, 3, padding=1, bias=False), torch.randn(1, 512, 8, 8).relu()
@@ -155,7 +155,7 @@ def test_pieces_of_many_channels_are_as_accurate_as_eager(amx: str) -> None:
 
 
 @pytest.mark.parametrize("taps", [2, 3])
-def test_pieces_of_few_taps_are_as_accurate_as_eager(amx: str, taps: int) -> None:
+def test_limbs_of_few_taps_are_as_accurate_as_eager(amx: str, taps: int) -> None:
     """Libraries add up the taps of 16 channels at a time."""
     torch.manual_seed(taps)
     program = check_sums(nn.Conv1d(128, 64, taps, bias=False), torch.randn(2, 128, 100), amx)

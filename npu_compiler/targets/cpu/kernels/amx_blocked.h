@@ -22,15 +22,15 @@ constexpr BlockLimits AMX_COPY_LIMITS = {768 << 10, 64 << 10, 768 << 10, 2000000
 //   SLICES, SLICE               parts of a tap, one after the other, and the most steps of one
 //   ROWS_FIRST                  whether a pair of tiles is multiplied by all panels before the next pair, if possible
 //   PAIR_BYTES                  bytes of x that a pair of tiles reads in a slice
-//   PIECES                      1, or the pieces of an operand (amx_pieces.h); split() then takes the place of prepare()
-//   PART                        if there are three pieces: steps of a part of the sums (AMX_PART)
+//   LIMBS                      1, or the limbs of an operand (amx_limbs.h); split() then takes the place of prepare()
+//   PART                        if there are three limbs: steps of a part of the sums (AMX_PART)
 template <class Plan> struct AmxScratch {
   static constexpr long UNITS = Plan::NTAPS * Plan::SLICE * Plan::STEPS.units;
   static constexpr bool UNPACK = !Plan::Stored::PLAIN || Plan::STEPS.padded;
   static constexpr long WEIGHTS = Plan::G * Plan::NP * (1 + Plan::DUAL) * Plan::Stored::panel_bytes(Plan::UNITS);
   static constexpr bool LEAVE = WEIGHTS > AMX_LIMITS.resident_bytes;  // weights leave L2 before they are read again
   static constexpr bool SIMPLE = Plan::G == 1 && Plan::SLICES == 1 && !UNPACK && !LEAVE && Plan::NTAPS == 1 &&
-                                 Plan::PIECES == 1;
+                                 Plan::LIMBS == 1;
   static constexpr bool TWO_STEPS = SIMPLE && !Plan::DUAL && Plan::STEPS.count == 2 &&
                                     Plan::STEPS.units == AMX_UNITS;  // so all tiles have one shape
   static constexpr bool ROWS_FIRST = Plan::ROWS_FIRST && SIMPLE && !TWO_STEPS;
@@ -38,7 +38,7 @@ template <class Plan> struct AmxScratch {
   // Pairs of tiles whose sums exist at once. Some wait for their epilogue while the next ones are multiplied.
   static constexpr long PAIRS = Plan::SLICES > 1 ? ceil_div(Plan::TILES, 2) : 2 * SPAN;
   static constexpr long PANEL_SUMS = PAIRS * 2 * AMX_ROWS * PANEL;
-  static constexpr long UNPACKED = UNPACK ? Plan::PIECES * UNITS * BF16P::W_BYTES : 0;
+  static constexpr long UNPACKED = UNPACK ? Plan::LIMBS * UNITS * BF16P::W_BYTES : 0;
   // x is used again by the next panel (ROWS_FIRST) or tap, w by the next pair of tiles.
   static constexpr bool X_AGAIN = ROWS_FIRST || Plan::NTAPS > 1;
   static constexpr long NEAR_BYTES = 40 << 10;
@@ -49,17 +49,17 @@ template <class Plan> struct AmxScratch {
   // A panel that L1 holds stays there if several pairs of tiles are multiplied by it. Otherwise x stays longer: the next
   // panel reads it again.
   static constexpr bool W_AGAIN = PANEL_UNITS <= NEAR_BYTES && Plan::TILES > 4;
-  static constexpr AmxStream STREAM = Plan::PIECES > 1 || BOTH_NEAR ? STREAM_NONE
+  static constexpr AmxStream STREAM = Plan::LIMBS > 1 || BOTH_NEAR ? STREAM_NONE
                                       : X_AGAIN ? Plan::PAIR_BYTES <= NEAR_BYTES ? STREAM_W : STREAM_NONE
                                       : W_AGAIN ? STREAM_X : STREAM_W;
   // Products of few steps take less time than their epilogue, whose loads these would delay.
-  static constexpr bool EARLY = Plan::PIECES == 1 && (Plan::NTAPS > 1 || Plan::STEPS.count > 8);
+  static constexpr bool EARLY = Plan::LIMBS == 1 && (Plan::NTAPS > 1 || Plan::STEPS.count > 8);
   static constexpr long FIRST = align64(Plan::NTAPS * (long)sizeof(AmxTap)), ROWS = FIRST + align64(Plan::TILES * 4);
   static constexpr long COPY = ROWS + align64(Plan::TILES * AMX_ROWS * 4), SUMS = COPY + align64(Plan::COPY_BYTES);
   static constexpr long PANELS = SUMS + (Plan::SLICES > 1 ? Plan::PG : 1) * (1 + Plan::DUAL) * PANEL_SUMS * 4;
-  // Pieces of a panel are split between the products of the one before, if L2 holds those of both.
+  // Limbs of a panel are split between the products of the one before, if L2 holds those of both.
   static constexpr long SIDE = (1 + Plan::DUAL) * UNPACKED;
-  static constexpr bool AHEAD = Plan::PIECES > 1 && UNPACK && 2 * SIDE + Plan::COPY_BYTES <= 1536 << 10;
+  static constexpr bool AHEAD = Plan::LIMBS > 1 && UNPACK && 2 * SIDE + Plan::COPY_BYTES <= 1536 << 10;
   static constexpr long END = PANELS + (1 + AHEAD) * SIDE;
 };
 
@@ -239,7 +239,7 @@ NPU_INLINE void amx_two_steps(const AmxBlock& b, const Chunk<Plan>& c, const Epi
 
 template <class Plan> void multiply_as_floats(const char* x, const AmxTap* taps, const char* panel, float* acc);
 
-// The pieces of the weights of the next panel, or of two panels. run() splits a share of them.
+// The limbs of the weights of the next panel, or of two panels. run() splits a share of them.
 struct AmxSplit {
   void (*split)(AmxSplit& a);
   const char* panel = nullptr;
@@ -275,9 +275,9 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
   using S = AmxScratch<Plan>;
   constexpr long PRODUCTS = 1 + Plan::DUAL, PRODUCT_BYTES = Stored::panel_bytes(Plan::UNITS);
   constexpr long PANEL_BYTES = PRODUCTS * PRODUCT_BYTES, STEP = Plan::STEPS.units, TILE_SUMS = AMX_ROWS * PANEL;
-  constexpr long STEP_BYTES = Plan::PIECES * STEP * BF16P::W_BYTES;
+  constexpr long STEP_BYTES = Plan::LIMBS * STEP * BF16P::W_BYTES;
   constexpr bool INTEGERS = amx_integers<Plan>;
-  constexpr int PIECES = Plan::PIECES;
+  constexpr int LIMBS = Plan::LIMBS;
   constexpr bool SLICED = Plan::SLICES > 1;
   AmxTap* taps = (AmxTap*)th.scratch;
   int32_t *first = (int32_t*)(th.scratch + S::FIRST), *rows = (int32_t*)(th.scratch + S::ROWS);
@@ -304,7 +304,7 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
     ahead.begin((const char*)weights + c.image * Plan::W_IMAGE_BYTES + c.begin * PANEL_BYTES, th.scratch + S::PANELS,
                 PRODUCTS, Plan::UNITS, 1);
   }
-  constexpr bool PRELOAD = PRODUCTS == 1 && PIECES == 1 && Plan::G == 1 && !S::UNPACK;
+  constexpr bool PRELOAD = PRODUCTS == 1 && LIMBS == 1 && Plan::G == 1 && !S::UNPACK;
   bool loaded = false;
   for (long after; i < Chunk<Plan>::COUNT; i = after) {
     const Chunk<Plan> c = Chunk<Plan>::of(i);
@@ -318,7 +318,7 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
         tabled = Plan::positions(c.block);
       }
       block = th.scratch + S::COPY;
-      if constexpr (PIECES > 1) finite_x = Plan::split(x, c.image, c.block, th.scratch + S::COPY);
+      if constexpr (LIMBS > 1) finite_x = Plan::split(x, c.image, c.block, th.scratch + S::COPY);
       else block = Plan::prepare(x, c.image, c.block, th.scratch + S::COPY);
       prepared = c.image * Plan::BLOCKS + c.block;
     }
@@ -346,7 +346,7 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
           const Chunk<Plan> other = Chunk<Plan>::of(after);
           const char* following = (const char*)weights + other.image * Plan::W_IMAGE_BYTES + other.begin * PANEL_BYTES;
           const bool more = pn + 1 < c.end || after < Chunk<Plan>::COUNT;
-          const long calls = ceil_div(tiles, 2) * PRODUCTS * Plan::NTAPS * steps * AmxPieces<PIECES>::COUNT;
+          const long calls = ceil_div(tiles, 2) * PRODUCTS * Plan::NTAPS * steps * AmxLimbs<LIMBS>::COUNT;
           side ^= 1;
           ahead.begin(pn + 1 < c.end ? panel + PANEL_BYTES : following, th.scratch + S::PANELS + side * S::SIDE,
                       PRODUCTS, more ? Plan::UNITS : 0, calls);
@@ -355,9 +355,9 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
         for (long p = 0; p < PRODUCTS && !S::AHEAD; p++) {
           char* unpacked = th.scratch + S::PANELS + p * S::UNPACKED;
           plain[p] = unpacked;
-          if constexpr (PIECES > 1 && S::UNPACK) finite_w &= Stored::split(panel + p * PRODUCT_BYTES, unpacked);
+          if constexpr (LIMBS > 1 && S::UNPACK) finite_w &= Stored::split(panel + p * PRODUCT_BYTES, unpacked);
           else plain[p] = amx_panel<Plan>(panel + p * PRODUCT_BYTES, step0 * STEP, units, unpacked);
-          if constexpr (PIECES > 1 && !S::UNPACK) finite_w &= Stored::finite(panel + p * PRODUCT_BYTES);
+          if constexpr (LIMBS > 1 && !S::UNPACK) finite_w &= Stored::finite(panel + p * PRODUCT_BYTES);
         }
         const bool fetch = fetch_block && pn + 1 + S::AHEAD < Plan::G * Plan::NP;  // of the next chunk as well
         const int lines = fetch ? (int)ceil_div(STEP * Stored::UNIT_BYTES, (tiles + 1) / 2 * 64) : 0;
@@ -370,9 +370,9 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
             const char* from = block + group * Plan::GROUP_BYTES + first[t] + step0 * STEP * 4;
             const char* after = next + p * PRODUCT_BYTES + t / 2 * Plan::NTAPS * steps * lines * 64;
             AmxArgs a = {from, two ? first[t + 1] - first[t] : 0, Plan::PITCH, taps, Plan::NTAPS, (int)steps,
-                         PIECES * STEP * 4, plain[p], STEP_BYTES, acc + p * S::PANEL_SUMS, slice > 0, after,
+                         LIMBS * STEP * 4, plain[p], STEP_BYTES, acc + p * S::PANEL_SUMS, slice > 0, after,
                          lines, &waiting, share, Plan::STEPS.count * STEP_BYTES};
-            if constexpr (PIECES == 3) a.part = Plan::PART;
+            if constexpr (LIMBS == 3) a.part = Plan::PART;
             if constexpr (PRELOAD) {
               const bool more = t + 2 < tiles;
               const int nt = more ? t + 2 : 0;
@@ -384,12 +384,12 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
             }
             if constexpr (S::AHEAD) {
               AmxSplitWork work = {&ahead};
-              amx_pair<INTEGERS, PIECES, S::STREAM, S::EARLY>(two, a, work);
+              amx_pair<INTEGERS, LIMBS, S::STREAM, S::EARLY>(two, a, work);
             } else {
               NoAmxWork work;
-              amx_pair<INTEGERS, PIECES, S::STREAM, S::EARLY>(two, a, work);
+              amx_pair<INTEGERS, LIMBS, S::STREAM, S::EARLY>(two, a, work);
             }
-            if constexpr (PIECES > 1) {
+            if constexpr (LIMBS > 1) {
               for (int half = 0; half <= two && !(finite_x && finite_w); half++)
                 multiply_as_floats<Plan>(block + first[t + half], taps, plain[p],
                                          acc + p * S::PANEL_SUMS + half * TILE_SUMS);

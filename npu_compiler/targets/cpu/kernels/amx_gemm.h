@@ -15,7 +15,7 @@ template <class D, class TW> struct AmxPanelPlan {
   static constexpr long UNITS = ceil_div(D::K, 2), NP = ceil_div(D::N, PANEL), M = D::M, N = D::N, G = 1;
   static constexpr long IMAGES = D::B;
   static constexpr bool DUAL = D::dual, ROWS_FIRST = false;
-  static constexpr int PIECES = 1, NTAPS = 1;
+  static constexpr int LIMBS = 1, NTAPS = 1;
   static constexpr long PRODUCTS = 1 + DUAL, PRODUCT_BYTES = Stored::panel_bytes(UNITS);
   static constexpr long W_IMAGE_BYTES = D::shared_w ? 0 : NP * PRODUCTS * PRODUCT_BYTES;
   static constexpr AmxSteps STEPS = amx_steps(UNITS);

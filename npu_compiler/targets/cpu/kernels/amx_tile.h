@@ -68,7 +68,7 @@ struct AmxArgs {
   const char *next_x = nullptr, *next_w = nullptr;
   long next_second = 0;  // -1: it has one tile
   bool loaded = false;   // the first step of this call has been loaded
-  int part = 0;          // steps of a part of the sums of three pieces (AMX_PART)
+  int part = 0;          // steps of a part of the sums of three limbs (AMX_PART)
 };
 
 // Whether the products of a plan are those of integers (amx_int8.h), whose sums are int32.
@@ -79,13 +79,13 @@ template <bool INTEGERS, int C, int A, int B> NPU_INLINE void amx_product() {
   else Amx::dpbf16ps<C, A, B>();
 }
 
-// Products of pieces of x and of the weights (amx_pieces.h). Neighbours share one of the two, which stays loaded.
-template <int PIECES> struct AmxPieces { static constexpr int COUNT = 1, X[] = {0}, W[] = {0}; };
-template <> struct AmxPieces<2> { static constexpr int COUNT = 3, X[] = {1, 0, 0}, W[] = {0, 0, 1}; };
-template <> struct AmxPieces<3> {
+// Products of limbs of x and of the weights (amx_limbs.h). Neighbours share one of the two, which stays loaded.
+template <int LIMBS> struct AmxLimbs { static constexpr int COUNT = 1, X[] = {0}, W[] = {0}; };
+template <> struct AmxLimbs<2> { static constexpr int COUNT = 3, X[] = {1, 0, 0}, W[] = {0, 0, 1}; };
+template <> struct AmxLimbs<3> {
   static constexpr int COUNT = 6, X[] = {2, 1, 1, 0, 0, 0}, W[] = {0, 0, 1, 1, 2, 0};
 };
-constexpr long AMX_X_PIECE = AMX_UNITS * 4, AMX_W_PIECE = AMX_UNITS * BF16P::W_BYTES;  // bytes
+constexpr long AMX_X_LIMB = AMX_UNITS * 4, AMX_W_LIMB = AMX_UNITS * BF16P::W_BYTES;  // bytes
 
 // The operands that are loaded without a place in L1, which the other one, or other data, then keeps for its next use.
 enum AmxStream { STREAM_NONE, STREAM_X, STREAM_W, STREAM_BOTH };
@@ -119,14 +119,14 @@ NPU_INLINE void amx_loaded_step(const char* x, long second, long pitch, const ch
 }
 
 // One step: adds the products of the tiles at x, and x + second, and those at w. Calls between(last) after each pair of
-// pieces.
-template <int TILES, bool INTEGERS, int PIECES, AmxStream STREAM, bool LOADED = false, int I = 0, class Between>
+// limbs.
+template <int TILES, bool INTEGERS, int LIMBS, AmxStream STREAM, bool LOADED = false, int I = 0, class Between>
 NPU_INLINE void amx_step(const char* x, long second, long pitch, const char* w, const Between& between) {
-  using P = AmxPieces<PIECES>;
+  using P = AmxLimbs<LIMBS>;
   constexpr int LAST = I > 0 ? I - 1 : 0;
   constexpr bool NEW_X = !LOADED && (I == 0 || P::X[I] != P::X[LAST]);
   constexpr bool NEW_W = !LOADED && (I == 0 || P::W[I] != P::W[LAST]);
-  const char *from = x + P::X[I] * AMX_X_PIECE, *units = w + P::W[I] * AMX_W_PIECE;
+  const char *from = x + P::X[I] * AMX_X_LIMB, *units = w + P::W[I] * AMX_W_LIMB;
   if constexpr (NEW_W) amx_load<6, streams_w(STREAM)>(units, PANEL * 4);
   if constexpr (NEW_X) amx_load<4, streams_x(STREAM)>(from, pitch);
   amx_product<INTEGERS, 0, 4, 6>();
@@ -138,7 +138,7 @@ NPU_INLINE void amx_step(const char* x, long second, long pitch, const char* w, 
     amx_product<INTEGERS, 3, 5, 7>();
   }
   between(I + 1 == P::COUNT);
-  if constexpr (I + 1 < P::COUNT) amx_step<TILES, INTEGERS, PIECES, STREAM, LOADED, I + 1>(x, second, pitch, w, between);
+  if constexpr (I + 1 < P::COUNT) amx_step<TILES, INTEGERS, LIMBS, STREAM, LOADED, I + 1>(x, second, pitch, w, between);
 }
 
 // The sums of TILES tiles of positions, in tiles 0 to 3.
@@ -154,7 +154,7 @@ template <int TILES> NPU_INLINE void amx_store_sums(float* acc) {
   if constexpr (TILES == 2) Amx::store<2>(low, ACC), Amx::store<3>(low + AMX_ROWS, ACC);
 }
 
-// The most steps whose products of three pieces are added up in tiles: a part of the sums, which are in memory. Each
+// The most steps whose products of three limbs are added up in tiles: a part of the sums, which are in memory. Each
 // product is one more rounded addition to a tile, six in a step. In one chain, a 3x3 convolution of 256 channels has twice
 // the error of float arithmetic. The error of a part grows with the root of its steps. Sums of half numbers have no parts:
 // their results are rounded to 11 bits.
@@ -172,7 +172,7 @@ template <int TILES> NPU_INLINE void amx_add_part(float* acc, bool first) {
 }
 
 // EARLY: load the operands of a step between the products of the step before.
-template <int TILES, bool INTEGERS = false, int PIECES = 1, AmxStream STREAM = STREAM_NONE, bool EARLY = false,
+template <int TILES, bool INTEGERS = false, int LIMBS = 1, AmxStream STREAM = STREAM_NONE, bool EARLY = false,
           class Work = NoAmxWork>
 NPU_NOINLINE void amx_tile(const AmxArgs& a, Work& ahead) {
   constexpr long ACC = PANEL * 4;
@@ -213,18 +213,18 @@ NPU_NOINLINE void amx_tile(const AmxArgs& a, Work& ahead) {
     amx_loaded_step<TILES, INTEGERS, STREAM>(a.next_x, a.next_second, pitch, a.next_w);
     between(true);
   } else {
-    bool loaded = PIECES == 1 && a.loaded;
+    bool loaded = LIMBS == 1 && a.loaded;
     int part_steps = 0;
     for (int t = 0; t < a.ntaps; t++) {
       const char *x = a.x + a.taps[t].x, *w = a.w + a.taps[t].number * a.w_tap;
       for (int s = 0; s < steps; s++, x += x_step, w += w_step) {
-        if (PIECES == 3 && part_steps++ == a.part) {
+        if (LIMBS == 3 && part_steps++ == a.part) {
           amx_add_part<TILES>(a.acc, first_part);
           amx_zero_sums<TILES>();
           first_part = false, part_steps = 1;
         }
         if (loaded) amx_step<TILES, INTEGERS, 1, STREAM, true>(x, second, pitch, w, between);
-        else amx_step<TILES, INTEGERS, PIECES, STREAM>(x, second, pitch, w, between);
+        else amx_step<TILES, INTEGERS, LIMBS, STREAM>(x, second, pitch, w, between);
         loaded = false;
       }
     }
@@ -233,10 +233,10 @@ NPU_NOINLINE void amx_tile(const AmxArgs& a, Work& ahead) {
   amx_add_part<TILES>(a.acc, first_part);
   ahead = work;
 }
-template <bool INTEGERS, int PIECES, AmxStream STREAM, bool EARLY, class Work>
+template <bool INTEGERS, int LIMBS, AmxStream STREAM, bool EARLY, class Work>
 NPU_INLINE void amx_pair(bool two, const AmxArgs& a, Work& ahead) {
-  if (two) amx_tile<2, INTEGERS, PIECES, STREAM, EARLY>(a, ahead);
-  else amx_tile<1, INTEGERS, PIECES, STREAM, EARLY>(a, ahead);
+  if (two) amx_tile<2, INTEGERS, LIMBS, STREAM, EARLY>(a, ahead);
+  else amx_tile<1, INTEGERS, LIMBS, STREAM, EARLY>(a, ahead);
 }
 
 }  // namespace npu

@@ -221,7 +221,7 @@ template <class D, class TW, bool DIVIDE = true> struct AmxConvPlan {
   static constexpr long G = D::G, CG = D::C / G, CU = ceil_div(CG, 2), N = D::K / G, NP = ceil_div(N, PANEL);
   static constexpr long IMAGES = 1;
   static constexpr bool DUAL = false;
-  static constexpr int PIECES = 1;
+  static constexpr int LIMBS = 1;
   static constexpr bool ROWS_FIRST = false;
   static constexpr bool WHOLE_STEPS = DIVIDE && CU % AMX_UNITS == 0 && D::R * D::S > 1;
   // Without phases, rows of the output begin a tile: phases are worth their copy if these are less than 4/5 full.
@@ -387,7 +387,7 @@ template <class D, class TX, class TW> constexpr bool conv2d_bytes_on_amx() {
   else return false;
 }
 
-// A convolution of half or float numbers in pieces; one of 1 x 1 is a product of matrices.
+// A convolution of half or float numbers in limbs; one of 1 x 1 is a product of matrices.
 template <class D> struct PixelRows : GemmDims {
   static constexpr long M = D::N * D::OH * D::OW, N = D::K, K = D::C, lda = D::C;
   template <class T> static const T* at(const T* x, long, long row) {
@@ -399,24 +399,24 @@ template <class D> constexpr bool one_tap() {  // the bottom and right edges are
   return D::R * D::S == 1 && D::pad_t == 0 && D::pad_l == 0 && (D::OH - 1) * D::stride_h < D::H &&
          (D::OW - 1) * D::stride_w < D::W;
 }
-template <class D, class TX, class TW = TX, bool ONE_TAP = one_tap<D>()> struct PieceConv {
-  using Plan = PieceConvPlan<D, TX, PixelsPlan, TW>;
+template <class D, class TX, class TW = TX, bool ONE_TAP = one_tap<D>()> struct LimbConv {
+  using Plan = LimbConvPlan<D, TX, PixelsPlan, TW>;
 };
-template <class D, class TX, class TW> struct PieceConv<D, TX, TW, true> {
-  using Plan = PieceGemmPlan<PixelRows<D>, TX, AmxGemmPlan, PixelRows<D>, TW>;
+template <class D, class TX, class TW> struct LimbConv<D, TX, TW, true> {
+  using Plan = LimbGemmPlan<PixelRows<D>, TX, AmxGemmPlan, PixelRows<D>, TW>;
 };
-template <class D, class TX, class TW> constexpr bool conv2d_in_pieces() {
-  if constexpr (!has_pieces<TX, TW>() || D::G != 1) return false;
-  else return pieces_are_faster<typename PieceConv<D, TX>::Plan, TX>(D::N * D::OH * D::OW, D::R * D::S * D::C);
+template <class D, class TX, class TW> constexpr bool conv2d_in_limbs() {
+  if constexpr (!has_limbs<TX, TW>() || D::G != 1) return false;
+  else return limbs_are_faster<typename LimbConv<D, TX>::Plan, TX>(D::N * D::OH * D::OW, D::R * D::S * D::C);
 }
 #endif
 
 template <class D, class TX, class TW> constexpr long conv2d_scratch_bytes() {
 #if NPU_AMX
-  if constexpr (is_same<TW, pieces<TX>>::value) return AmxScratch<typename PieceConv<D, TX, TW>::Plan>::END;
+  if constexpr (is_same<TW, limbs<TX>>::value) return AmxScratch<typename LimbConv<D, TX, TW>::Plan>::END;
   else if constexpr (conv2d_bytes_on_amx<D, TX, TW>()) return AmxScratch<Integers<typename AmxByteConv<D>::Plan>>::END;
   else if constexpr (conv2d_on_amx<D, TX, TW>()) return AmxScratch<typename AmxConv<D, TW>::Plan>::END;
-  else if constexpr (conv2d_in_pieces<D, TX, TW>()) return AmxScratch<typename PieceConv<D, TX>::Plan>::END;
+  else if constexpr (conv2d_in_limbs<D, TX, TW>()) return AmxScratch<typename LimbConv<D, TX>::Plan>::END;
   else
 #endif
     return blocked_scratch_bytes<ConvPlan<D, TX, TW>>();
@@ -425,13 +425,13 @@ template <class D, class TX, class TW> constexpr long conv2d_scratch_bytes() {
 template <class D, class TX, class TW, class Epi>
 NPU_NOINLINE void conv2d(const TX* x, const TW* w, Epi& epi, Thread& th, int* counter) {
 #if NPU_AMX
-  if constexpr (is_same<TW, pieces<TX>>::value)
-    amx_blocked<typename PieceConv<D, TX, TW>::Plan>(x, w, epi, th, counter);
+  if constexpr (is_same<TW, limbs<TX>>::value)
+    amx_blocked<typename LimbConv<D, TX, TW>::Plan>(x, w, epi, th, counter);
   else if constexpr (conv2d_bytes_on_amx<D, TX, TW>())
     amx_blocked<Integers<typename AmxByteConv<D>::Plan>>((const bf16*)x, (const bf16*)w, epi, th, counter);
   else if constexpr (conv2d_on_amx<D, TX, TW>()) amx_blocked<typename AmxConv<D, TW>::Plan>(x, w, epi, th, counter);
-  else if constexpr (conv2d_in_pieces<D, TX, TW>())
-    amx_blocked<typename PieceConv<D, TX>::Plan>(x, w, epi, th, counter);
+  else if constexpr (conv2d_in_limbs<D, TX, TW>())
+    amx_blocked<typename LimbConv<D, TX>::Plan>(x, w, epi, th, counter);
   else
 #endif
     blocked<ConvPlan<D, TX, TW>>(x, w, epi, th, counter);

@@ -10,7 +10,7 @@
 #include "amx_blocked.h"
 #include "amx_gemm.h"
 #include "amx_int8.h"
-#include "amx_pieces.h"
+#include "amx_limbs.h"
 #include "blocked.h"
 #include "gemv.h"
 #include "pack.h"
@@ -127,7 +127,7 @@ template <class D, class TW, class Source = MatrixRows<D>> struct AmxGemmPlan {
   using Stored = typename Operands<bf16, TW>::Stored;
   static constexpr long UNITS = ceil_div(D::K, 2), NP = ceil_div(D::N, PANEL), N = D::N, G = 1, IMAGES = D::B;
   static constexpr bool DUAL = D::dual;
-  static constexpr int PIECES = 1;
+  static constexpr int LIMBS = 1;
   static constexpr long PRODUCTS = 1 + DUAL, PANEL_BYTES = PRODUCTS * Stored::panel_bytes(UNITS);
   static constexpr AmxSteps STEPS = amx_steps(UNITS);
   static constexpr bool COPY = Source::COPY || STEPS.padded;
@@ -200,10 +200,10 @@ template <class D, class TW> constexpr bool amx_by_panels() {
   return S::UNPACK || S::LEAVE || D::N > D::M;
 }
 
-// Whether a product of half or float numbers runs on tiles in pieces.
-template <class D, class TA, class TW> constexpr bool gemm_in_pieces() {
-  if constexpr (!has_pieces<TA, TW>() || gemv_streams(D::M) > 0) return false;
-  else return pieces_are_faster<PieceGemmPlan<D, TA, AmxGemmPlan>, TA>(D::M, D::K);
+// Whether a product of half or float numbers runs on tiles in limbs.
+template <class D, class TA, class TW> constexpr bool gemm_in_limbs() {
+  if constexpr (!has_limbs<TA, TW>() || gemv_streams(D::M) > 0) return false;
+  else return limbs_are_faster<LimbGemmPlan<D, TA, AmxGemmPlan>, TA>(D::M, D::K);
 }
 #endif
 
@@ -220,7 +220,7 @@ template <class D, class TA, class TW> constexpr long gemm_scratch_bytes() {
     else return AmxScratch<AmxGemmPlan<D, TW>>::END;
   }
   if constexpr (gemm_of_bytes<D, TA, TW>()) return AmxScratch<Integers<AmxGemmPlan<GemmInPairs<D>, bf16>>>::END;
-  if constexpr (gemm_in_pieces<D, TA, TW>()) return AmxScratch<PieceGemmPlan<D, TA, AmxGemmPlan>>::END;
+  if constexpr (gemm_in_limbs<D, TA, TW>()) return AmxScratch<LimbGemmPlan<D, TA, AmxGemmPlan>>::END;
 #endif
   using Plan = GemmPlan<D, TA, TW>;
   if constexpr (gemv_runs<D, TA, TW>())
@@ -249,8 +249,8 @@ NPU_NOINLINE void gemm(const TA* a, const TW* w, Epi& epi, Thread& th, int* coun
   }
   else if constexpr (gemm_of_bytes<D, TA, TW>())
     amx_blocked<Integers<AmxGemmPlan<GemmInPairs<D>, bf16>>>((const bf16*)a, (const bf16*)w, epi, th, counter);
-  else if constexpr (gemm_in_pieces<D, TA, TW>())
-    amx_blocked<PieceGemmPlan<D, TA, AmxGemmPlan>>(a, w, epi, th, counter);
+  else if constexpr (gemm_in_limbs<D, TA, TW>())
+    amx_blocked<LimbGemmPlan<D, TA, AmxGemmPlan>>(a, w, epi, th, counter);
 #endif
   else if constexpr (GemmPlan<D, TA, TW>::SLICED) sliced<GemmPlan<D, TA, TW>>(a, w, epi, th, counter);
   else blocked<GemmPlan<D, TA, TW>>(a, w, epi, th, counter);

@@ -1,7 +1,7 @@
 // Maximum pooling of the results of tma_conv.h: windows of 3 x 3 pixels, two pixels apart, with one pixel of padding.
 //
 // In a step, the warpgroups of a thread block write the pixels of a part of a band to shared memory, next to each other,
-// each a piece of 8 lines by 8 pixels. Every thread then computes maxima of four bytes of channels. What the windows
+// each a subtile of 8 lines by 8 pixels. Every thread then computes maxima of four bytes of channels. What the windows
 // read to the left is kept from the step before, and the maxima of the line above from the band before.
 #pragma once
 #include "tma_conv.h"
@@ -26,13 +26,13 @@ INLINE uint word_max(uint a, uint b, uint8_t*) {  // the upper byte of a 16-bit 
 template <class D> struct MaxPool {
   static constexpr bool ENABLED = true;
   typedef typename D::R R;
-  typedef ResultPiece<D> P;
+  typedef ResultSubtile<D> P;
   static constexpr int WARPGROUPS = D::TILE_M / 64, THREADS = D::TILE_M * 2, OH = D::OH / 2, OW = D::OW / 2;
   static constexpr int WORDS = D::TILE_N * sizeof(R) / 4;      // of a pixel
   static constexpr int ACROSS = WARPGROUPS * LINE_BLOCK / 2;   // results of a step in a line
   static constexpr int PARTS = THREADS / (ACROSS * WORDS);     // threads that share the lines of a band
   static constexpr int LINES = LINE_BLOCK / PARTS;             // lines of pixels of each
-  typename D::T* pieces;
+  typename D::T* subtiles;
   uint* edge;   // [2, LINE_BLOCK, WORDS]: the last pixels of the step before; steps take turns
   uint* above;  // [2, OW, WORDS]: maxima of three pixels in the last line of the band before; bands take turns
   R* out;
@@ -40,7 +40,7 @@ template <class D> struct MaxPool {
   INLINE void barrier() const { named_barrier(1 + WARPGROUPS, THREADS); }
 
   INLINE uint pixel(int line, int x, int word) const {
-    return *(const uint*)(P::place(pieces + x / LINE_BLOCK * P::SIZE, line * LINE_BLOCK + x % LINE_BLOCK, word / 4) +
+    return *(const uint*)(P::place(subtiles + x / LINE_BLOCK * P::SIZE, line * LINE_BLOCK + x % LINE_BLOCK, word / 4) +
                           word % 4 * 4);
   }
 

@@ -20,7 +20,7 @@
 template <class D> struct PooledRows {
   typedef typename D::T T;
   typedef typename D::R R;
-  typedef ResultPiece<D> P;
+  typedef ResultSubtile<D> P;
   typedef WgmmaC<D::OW, typename D::Sum> Sums;
   static constexpr int WARPGROUPS = D::TILE_M / 64, STEPS = D::TAPS * D::CHANNELS / 16, K = D::TAPS * D::CHANNELS;
   static constexpr int GROUPS = D::OW / LINE_BLOCK, OH = D::OH / 2, OW = D::OW / 2;

@@ -73,7 +73,7 @@ template <class D, class E, class Pool>
 INLINE void tma_conv(const TensorMap* lines, const typename D::T* pixels, const TensorMap& weights,
                      typename D::T* slots, typename D::T* staging, int64_t* full, const E& epilogue,
                      const TensorMap* out, const Pool& pool, const Thread& th) {
-  typedef ResultPiece<D> P;
+  typedef ResultSubtile<D> P;
   constexpr int WARPGROUPS = D::TILE_M / 64, ALL_SHARES = D::IMAGES * D::BANDS * D::SHARES;
   constexpr int APART = D::OVERLAPPING ? LINE_BLOCK : D::CHANNELS, LINE_TILES = (D::OW + LINE_BLOCK - 1) / LINE_BLOCK;
   ASSUME(th.tid >= 0 && th.tid < D::TILE_M * 2 + 32);
@@ -131,7 +131,7 @@ INLINE void tma_conv(const TensorMap* lines, const typename D::T* pixels, const 
         if (step == STEPS - 1 && th.tid % 128 == 0) mbarrier_arrive(empty + at.slot);
         pool.barrier();  // the pixels of the step before have been read
         const PixelRows<D> row = {image, band, tile, th.subgroup, th.lane};
-        write_pieces<D, 0, P::COUNT, P::SIZE, false>(epilogue, acc, RowFactors<NoRowScale>(), row, 0, th,
+        write_subtiles<D, 0, P::COUNT, P::SIZE, false>(epilogue, acc, RowFactors<NoRowScale>(), row, 0, th,
                                                      staging + th.subgroup / 4 * P::SIZE, nullptr, shared, nullptr);
         pool.barrier();
         pool.store(image, band, step, th.tid);
@@ -160,7 +160,7 @@ INLINE void tma_conv(const TensorMap* lines, const typename D::T* pixels, const 
         if (th.tid % 128 == 0) tma_store_wait_read();
         named_barrier(1 + th.subgroup / 4, 128);
         typename D::T* const own = staging + th.subgroup / 4 * (P::COUNT * P::SIZE);
-        fill_pieces<D, 0, P::COUNT, P::SIZE, false>(epilogue, acc, factors, row, 0, th, own, nullptr, shared, nullptr);
+        fill_subtiles<D, 0, P::COUNT, P::SIZE, false>(epilogue, acc, factors, row, 0, th, own, nullptr, shared, nullptr);
         if (th.tid % 128 == 0) {
 #pragma unroll
           for (int n = 0; n < P::COUNT; n++)

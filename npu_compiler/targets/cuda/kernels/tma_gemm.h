@@ -137,15 +137,15 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
       factors.find(scale, (float*)parts, th.tid);
       store_share<D, E, Scale>(epilogue, acc, parts, sent, ahead, tile, rank, th, row_sums);
     } else {
-      constexpr int PIECES = D::TILE_N / (32 * D::PRODUCTS);
-      constexpr int AHEAD = D::HEAD ? D::PAIRS_AHEAD : D::READ_AHEAD ? 2 * PIECES : 1;
+      constexpr int GROUPS = D::TILE_N / (32 * D::PRODUCTS);
+      constexpr int AHEAD = D::HEAD ? D::PAIRS_AHEAD : D::READ_AHEAD ? 2 * GROUPS : 1;
       typename E::Ahead ahead[AHEAD];
       if constexpr (D::HEAD > 0) {
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) read_pair<D>(epilogue, row, row0, column0, th.lane, i, ahead[i]);
       } else if constexpr (D::READ_AHEAD) {
 #pragma unroll
-        for (int g = 0; g < PIECES; g++)
+        for (int g = 0; g < GROUPS; g++)
 #pragma unroll
           for (int h = 0; h < 2; h++) {
             const int m = row(h), n = column0 + g * (32 * D::PRODUCTS) + (th.lane & 3) * (8 * D::PRODUCTS);

@@ -1,21 +1,21 @@
-// TMA stores the results of a tile: warpgroups write pieces of them to shared memory, in the order of wgmma's
-// accumulators. The pieces are the last stages of the ring, which TMA may fill with the residual before.
+// TMA stores the results of a tile: warpgroups write subtiles of them to shared memory, in the order of wgmma's
+// accumulators. The subtiles are the last stages of the ring, which TMA may fill with the residual before.
 #pragma once
 #include "tma_epilogue.h"
 
-constexpr int PIECE = 64;  // rows
+constexpr int SUBTILE = 64;  // rows
 
-// Pieces of tiles of N columns have rows of 128 bytes, swizzled, or of 64 bytes if those do not divide a row of the tile.
-template <class D, int N = D::TILE_N> struct ResultPiece {
+// Subtiles of tiles of N columns have rows of 128 bytes, swizzled, or of 64 bytes if those do not divide a row of the tile.
+template <class D, int N = D::TILE_N> struct ResultSubtile {
   typedef typename D::R R;
   static constexpr int WIDEST = 128 / sizeof(R), COLUMNS = N % WIDEST ? 64 : WIDEST;
-  static constexpr int ROW = COLUMNS * sizeof(R), COUNT = N / COLUMNS;  // bytes of a row; pieces of a tile
-  static constexpr int SIZE = PIECE * ROW / 2, ROW_B16 = ROW / 2;  // b16 elements of a piece and of a row
+  static constexpr int ROW = COLUMNS * sizeof(R), COUNT = N / COLUMNS;  // bytes of a row; subtiles of a tile
+  static constexpr int SIZE = SUBTILE * ROW / 2, ROW_B16 = ROW / 2;  // b16 elements of a subtile and of a row
   static constexpr int BLOCKS = COLUMNS / 16;                                   // blocks of 16 columns
 
   // The address of the n-th 16 bytes of a row.
-  static INLINE char* place(typename D::T* piece, int row, int n) {
-    return (char*)piece + row * ROW + ((n ^ (ROW == 128 ? row & 7 : row >> 1 & 3)) * 16);
+  static INLINE char* place(typename D::T* subtile, int row, int n) {
+    return (char*)subtile + row * ROW + ((n ^ (ROW == 128 ? row & 7 : row >> 1 & 3)) * 16);
   }
 };
 
@@ -81,8 +81,8 @@ INLINE void compute_pairs(const E& epilogue, const TileC<D>& acc, const Factors&
   }
 }
 
-// Writes blocks FROM to TO - 1, of 16 columns each, to pieces P of 64 rows; `to` is the piece of the first one. Pieces are
-// APART b16 elements apart; the piece of a second output follows that of the first. If RESIDUAL, the pieces hold the
+// Writes blocks FROM to TO - 1, of 16 columns each, to subtiles P of 64 rows; `to` is the subtile of the first one. Subtiles are
+// APART b16 elements apart; the subtile of a second output follows that of the first. If RESIDUAL, the subtiles hold the
 // residual before. `acc` and `other` begin with block Q0.
 template <class D, class P, int FROM, int TO, int Q0, int APART, bool RESIDUAL, class E, class Rows, class Factors>
 INLINE void write_blocks(const E& epilogue, const TileC<D>& acc, const Factors& factors, const Rows& row,
@@ -92,11 +92,11 @@ INLINE void write_blocks(const E& epilogue, const TileC<D>& acc, const Factors& 
   const int row0 = th.subgroup % 4 * 16;
 #pragma unroll
   for (int q = FROM; q < TO; q++) {
-    typename D::T* const piece = to + (q / P::BLOCKS - FROM / P::BLOCKS) * (D::OUTPUTS * APART);
+    typename D::T* const subtile = to + (q / P::BLOCKS - FROM / P::BLOCKS) * (D::OUTPUTS * APART);
     typename E::Ahead ahead[4];
     if constexpr (sizeof(R) == 1) {  // a block is 16 bytes, of which each lane has two pairs in two rows
       const auto place = [&](int i) {  // rows are aligned, so that the block is a part of the address
-        const uint row = shared_address(P::place(piece, row0 + (th.lane >> 2) + 8 * (i & 1), 0));
+        const uint row = shared_address(P::place(subtile, row0 + (th.lane >> 2) + 8 * (i & 1), 0));
         return ((row + (th.lane & 3) * 2) ^ (q % P::BLOCKS * 16)) + (i >> 1) * 8;
       };
       if constexpr (RESIDUAL) {
@@ -108,7 +108,7 @@ INLINE void write_blocks(const E& epilogue, const TileC<D>& acc, const Factors& 
       };
       compute_pairs<D>(epilogue, acc, factors, row, column0 + Q0 * 16, th.lane, q - Q0, other, ahead, kept, write, sums);
     } else {
-      char* const place = P::place(piece, row0 + (th.lane & 15), q % P::BLOCKS * 2 + (th.lane >> 4));
+      char* const place = P::place(subtile, row0 + (th.lane & 15), q % P::BLOCKS * 2 + (th.lane >> 4));
       if constexpr (RESIDUAL) {
         uint v[4];
         ldmatrix_x4(v, place);
@@ -126,22 +126,22 @@ INLINE void write_blocks(const E& epilogue, const TileC<D>& acc, const Factors& 
   }
 }
 
-// Writes pieces FIRST to LAST - 1 of a tile.
+// Writes subtiles FIRST to LAST - 1 of a tile.
 template <class D, int FIRST, int LAST, int APART, bool RESIDUAL, class E, class Rows, class Factors>
-INLINE void write_pieces(const E& epilogue, const TileC<D>& acc, const Factors& factors, const Rows& row,
+INLINE void write_subtiles(const E& epilogue, const TileC<D>& acc, const Factors& factors, const Rows& row,
                          int column0, const Thread& th, typename D::T* to, const KeptPairs<D>* other,
                          const typename E::Shared* kept, float* sums) {
-  typedef ResultPiece<D> P;
+  typedef ResultSubtile<D> P;
   write_blocks<D, P, FIRST * P::BLOCKS, LAST * P::BLOCKS, 0, APART, RESIDUAL>(epilogue, acc, factors, row, column0, th, to,
                                                                               other, kept, sums);
 }
 
-// Writes pieces like write_pieces(). Then one thread of the warpgroup may let TMA store them.
+// Writes subtiles like write_subtiles(). Then one thread of the warpgroup may let TMA store them.
 template <class D, int FIRST, int LAST, int APART, bool RESIDUAL, class E, class Rows, class Factors>
-INLINE void fill_pieces(const E& epilogue, const TileC<D>& acc, const Factors& factors, const Rows& row,
+INLINE void fill_subtiles(const E& epilogue, const TileC<D>& acc, const Factors& factors, const Rows& row,
                         int column0, const Thread& th, typename D::T* to, const KeptPairs<D>* other,
                         const typename E::Shared* kept, float* sums) {
-  write_pieces<D, FIRST, LAST, APART, RESIDUAL>(epilogue, acc, factors, row, column0, th, to, other, kept, sums);
+  write_subtiles<D, FIRST, LAST, APART, RESIDUAL>(epilogue, acc, factors, row, column0, th, to, other, kept, sums);
   fence_async_shared();
   named_barrier(1 + th.subgroup / 4, 128);
 }
@@ -153,16 +153,16 @@ struct TileOutputs {
 // The last RESULT_STAGES stages of a tile: the producer pre-fills them with the residual; the warpgroups overwrite them
 // with results, which TMA then stores. They are free when TMA has read them.
 template <class D> struct ResultStages {
-  typedef ResultPiece<D> P;
+  typedef ResultSubtile<D> P;
   static constexpr int WARPGROUPS = D::TILE_M / 64, SLOTS = D::RESULT_STAGES;
   static constexpr int PER_SLOT = SLOTS ? (P::COUNT + SLOTS - 1) / SLOTS : 0;
   static INLINE constexpr int last(int slot) { return (slot + 1) * PER_SLOT < P::COUNT ? (slot + 1) * PER_SLOT : P::COUNT; }
 
-  // The address of piece `at` of a slot, for one warpgroup.
+  // The address of subtile `at` of a slot, for one warpgroup.
   static INLINE typename D::T* place(const Ring<D>& ring, int slot, int at, int warpgroup, int output = 0) {
     return ring.stage(slot) + (at * D::OUTPUTS + output) * WARPGROUPS * P::SIZE + warpgroup * P::SIZE;
   }
-  // The first b16 element of piece n in a row of the result.
+  // The first b16 element of subtile n in a row of the result.
   static INLINE int column(TileIndex tile, int n) { return tile.n * (P::COUNT * P::ROW_B16) + n * P::ROW_B16; }
 
   template <int S> static INLINE void prefill(const Ring<D>& ring, RingPosition<D::STAGES>& at, TileIndex tile,
@@ -176,7 +176,7 @@ template <class D> struct ResultStages {
 #pragma unroll
         for (int warpgroup = 0; warpgroup < WARPGROUPS; warpgroup++)
           tma_load(place(ring, at.slot, n - S * PER_SLOT, warpgroup), *to.residual, ring.full + at.slot,
-                   column(tile, n), tile.m * D::TILE_M + warpgroup * PIECE, 0);
+                   column(tile, n), tile.m * D::TILE_M + warpgroup * SUBTILE, 0);
     }
     at.next();
     if constexpr (S + 1 < SLOTS) prefill<S + 1>(ring, at, tile, to);
@@ -187,13 +187,13 @@ template <class D> struct ResultStages {
                            const Ring<D>& ring, RingPosition<D::STAGES>& at, TileIndex tile, const TileOutputs& to,
                            const Thread& th, const KeptPairs<D>* other, float* sums) {
     mbarrier_wait(ring.full + at.slot, at.phase);
-    fill_pieces<D, S * PER_SLOT, last(S), WARPGROUPS * P::SIZE, D::RESIDUAL>(
+    fill_subtiles<D, S * PER_SLOT, last(S), WARPGROUPS * P::SIZE, D::RESIDUAL>(
         epilogue, acc, factors, row, tile.n * D::TILE_N, th, place(ring, at.slot, 0, th.subgroup / 4), other, nullptr,
         sums);
     if (th.tid % 128 == 0) {
 #pragma unroll
       for (int n = S * PER_SLOT; n < last(S); n++) {
-        const int x = column(tile, n), y = tile.m * D::TILE_M + th.subgroup / 4 * PIECE;
+        const int x = column(tile, n), y = tile.m * D::TILE_M + th.subgroup / 4 * SUBTILE;
         tma_store(*to.first, place(ring, at.slot, n - S * PER_SLOT, th.subgroup / 4), x, y, 0);
         if (D::OUTPUTS > 1) tma_store(*to.second, place(ring, at.slot, n - S * PER_SLOT, th.subgroup / 4, 1), x, y, 0);
       }

@@ -46,9 +46,9 @@ template <class D, class E, class Rows, class Factors>
 INLINE void store_tile(const E& epilogue, const TileC<D>& acc, const Factors& factors, const Rows& row,
                        int row0, int column0, int lane, const typename E::Ahead* ahead, const typename E::Shared* kept,
                        float* sums) {
-  constexpr int L = D::PRODUCTS, PIECES = D::TILE_N / (32 * L);
+  constexpr int L = D::PRODUCTS, GROUPS = D::TILE_N / (32 * L);
 #pragma unroll
-  for (int g = 0; g < PIECES; g++) {
+  for (int g = 0; g < GROUPS; g++) {
     typename E::Shared shared;
     if constexpr (D::SHARED) {
       if (kept != nullptr) shared = kept[g];
@@ -60,7 +60,7 @@ INLINE void store_tile(const E& epilogue, const TileC<D>& acc, const Factors& fa
   }
   if constexpr (D::TILE_N % (32 * L) != 0) {  // the rest of a row
 #pragma unroll
-    for (int g = PIECES * 4 * L; g < D::TILE_N / 8; g++) {
+    for (int g = GROUPS * 4 * L; g < D::TILE_N / 8; g++) {
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         const typename D::Sum x[2] = {factors.times(acc.v[4 * g + 2 * h], h), factors.times(acc.v[4 * g + 2 * h + 1], h)};

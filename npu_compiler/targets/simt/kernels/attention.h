@@ -34,17 +34,17 @@ INLINE void load_row(THREAD float* x, DEVICE const T* row, int first) {
   if (VECTORS && sizeof(T) == 1) {
 #pragma unroll
     for (int e = 0; e < ITEM; e += 8) {
-      Vec<T, 8> piece = {};
-      if (first + e < DIM) piece = *(DEVICE const Vec<T, 8>*)(row + first + e);
+      Vec<T, 8> eight = {};
+      if (first + e < DIM) eight = *(DEVICE const Vec<T, 8>*)(row + first + e);
 #pragma unroll
-      for (int n = 0; n < 8; n++) x[e + n] = (float)widen(piece.v[n]);
+      for (int n = 0; n < 8; n++) x[e + n] = (float)widen(eight.v[n]);
     }
   } else if (VECTORS) {
-    const int piece = 16 / (int)sizeof(T);
+    const int width = 16 / (int)sizeof(T);
 #pragma unroll
-    for (int e = 0; e < ITEM; e += piece) {
+    for (int e = 0; e < ITEM; e += width) {
       if (first + e < DIM) unpack_row(row + first + e, x + e);
-      else for (int n = 0; n < piece; n++) x[e + n] = 0.0f;
+      else for (int n = 0; n < width; n++) x[e + n] = 0.0f;
     }
   } else {
     for (int e = 0; e < ITEM; e++) x[e] = first + e < DIM ? (float)widen(row[(int64_t)(first + e) * STRIDE]) : 0.0f;

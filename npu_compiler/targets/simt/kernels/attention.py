@@ -82,9 +82,9 @@ class Tile:
 
     def _vectors(self, op: Operand) -> bool:
         """Whether rows of ``op`` can be read 16 bytes at a time, or 8 of 8-bit numbers."""
-        piece = min(16 // dtypes.DTYPES[op.dtype].size, 8)
-        aligned = op.strides[-1] == 1 and not any(n % piece for n in (op.shape[3], op.offset, *op.strides[:-1]))
-        return aligned and self.item % piece == 0
+        width = min(16 // dtypes.DTYPES[op.dtype].size, 8)
+        aligned = op.strides[-1] == 1 and not any(n % width for n in (op.shape[3], op.offset, *op.strides[:-1]))
+        return aligned and self.item % width == 0
 
 
 def tile_for(queries: int, keys: Operand, values: Operand, device: GPU) -> Tile:

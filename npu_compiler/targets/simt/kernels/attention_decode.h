@@ -25,10 +25,10 @@
 template <class C> struct DecodeAttention {
   typedef typename C::T T;
   CONSTANTS int KEYS = 16, HEADS = 8;  // of a product on the matrix unit
-  CONSTANTS int KP = C::D / 32;        // 16-byte pieces of a key that a lane has
+  CONSTANTS int KP = C::D / 32;        // 16-byte vectors of a key that a lane has
   CONSTANTS int TILE = C::SUBGROUPS * KEYS, THREADS = C::SUBGROUPS * 32;
   CONSTANTS int SLICES = C::D / 32, PARTS = C::SUBGROUPS / SLICES;  // subgroups have slices of the elements, and parts
-  CONSTANTS int PART_KEYS = TILE / PARTS, VP = PART_KEYS / 8;       // pieces of values that a lane has
+  CONSTANTS int PART_KEYS = TILE / PARTS, VP = PART_KEYS / 8;       // vectors of values that a lane has
   CONSTANTS int QUERIES = C::HEADS_PER_KV * C::D;                   // elements of the queries
   CONSTANTS int ROUNDS = (HEADS * C::D + THREADS - 1) / THREADS;
   CONSTANTS int WEIGHTS_LD = TILE + 8;  // a row in shared memory, padded: no bank conflicts
@@ -66,7 +66,7 @@ template <class C> struct DecodeAttention {
     column = at.lane & 3;
   }
 
-  // Loads 16 keys from `first` on. A lane has the keys `row` and row + 8, and pieces 32 elements apart, from column * 8
+  // Loads 16 keys from `first` on. A lane has the keys `row` and row + 8, and vectors 32 elements apart, from column * 8
   // on. insert_new_key() replaces that of this position.
   INLINE void load_keys(int first) {
 #pragma unroll
@@ -76,15 +76,15 @@ template <class C> struct DecodeAttention {
       for (int j = 0; j < KP; j++) k[i][j] = stream16(keys + (int64_t)t * C::K_S + j * 32 + column * 8);
     }
   }
-  // Loads the subgroup's part of a tile's values; zeros for keys beyond the end. Piece i of a lane is that of key `row`
+  // Loads the subgroup's part of a tile's values; zeros for keys beyond the end. Vector i of a lane is that of key `row`
   // of the i-th eight keys, and elements from column * 8 on of the subgroup's slice.
   INLINE int part_of(int tile) const { return tile + at.subgroup / SLICES * PART_KEYS; }
-  INLINE int piece_at() const { return at.subgroup % SLICES * 32 + column * 8; }
+  INLINE int vector_at() const { return at.subgroup % SLICES * 32 + column * 8; }
   INLINE void load_values(int tile) {
 #pragma unroll
     for (int i = 0; i < VP; i++) {
       const int t = part_of(tile) + i * 8 + row;
-      v[i] = t < end ? stream16(values + (int64_t)t * C::V_S + piece_at()) : zero16();
+      v[i] = t < end ? stream16(values + (int64_t)t * C::V_S + vector_at()) : zero16();
     }
   }
 
@@ -144,7 +144,7 @@ template <class C> struct DecodeAttention {
   INLINE void insert_new_value(int tile) {
 #pragma unroll
     for (int i = 0; i < VP; i++)
-      if (part_of(tile) + i * 8 + row == position_row) v[i] = *(SMEM const uint4*)(new_rows + C::D + piece_at());
+      if (part_of(tile) + i * 8 + row == position_row) v[i] = *(SMEM const uint4*)(new_rows + C::D + vector_at());
   }
 
   // Computes the scores of 16 keys and 8 heads: a lane has keys `row` and row + 8, heads 2 * column and 2 * column + 1.

@@ -192,22 +192,22 @@ template <class C> struct Flash {
 
   // Copies ROWS rows of `size` elements, `pitch` elements apart, from row `first` of `count` on, padded to `width`.
   INLINE void copy_rows(SMEM T* to, DEVICE const T* base, int pitch, int first, int count, int size, int width) {
-    const int pieces = width / 8;
+    const int vectors = width / 8;
 #pragma unroll
-    for (int c = rows.at.tid; c < C::ROWS * pieces; c += C::THREADS) {
-      const int r = c / pieces, d = c % pieces * 8, i = first + r;
+    for (int c = rows.at.tid; c < C::ROWS * vectors; c += C::THREADS) {
+      const int r = c / vectors, d = c % vectors * 8, i = first + r;
       const bool ok = i < count && d < size;
       copy_async16(to + r * (width + 8) + d, base + (ok ? (int64_t)i * pitch + d : 0), ok);
     }
   }
 
   INLINE void copy_mask(int step, int slot) {
-    const int pieces = C::KEYS / 16;
-    for (int c = rows.at.tid; c < C::ROWS * pieces; c += C::THREADS) {
-      const int r = c / pieces, i = rows.q0 + r, t = step * C::KEYS + c % pieces * 16;
+    const int vectors = C::KEYS / 16;
+    for (int c = rows.at.tid; c < C::ROWS * vectors; c += C::THREADS) {
+      const int r = c / vectors, i = rows.q0 + r, t = step * C::KEYS + c % vectors * 16;
       const bool ok = i < C::SQ && t < C::SK - C::SK % 16;
       const int64_t place = (int64_t)rows.b * C::M_B + (int64_t)rows.h * C::M_H + (int64_t)i * C::M_S + t;
-      SMEM bool8* const to = (SMEM bool8*)rows.ms + slot * (C::ROWS * C::KEYS) + r * C::KEYS + c % pieces * 16;
+      SMEM bool8* const to = (SMEM bool8*)rows.ms + slot * (C::ROWS * C::KEYS) + r * C::KEYS + c % vectors * 16;
       copy_async16(to, rows.mask + (ok ? place : 0), ok);
     }
   }

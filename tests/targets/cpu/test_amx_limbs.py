@@ -1,4 +1,4 @@
-"""Products and convolutions of half and float numbers on AMX tiles, in pieces of bfloat16, with the model of AMX."""
+"""Products and convolutions of half and float numbers on AMX tiles, in limbs of bfloat16, with the model of AMX."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONVS += MORE_CONVS if FULL else []
 
 
 @pytest.mark.parametrize("dtype", ["float", "f16"])
-def test_pieces(tmp_path: Path, dtype: str) -> None:
+def test_limbs(tmp_path: Path, dtype: str) -> None:
     """Errors are those of float32 sums, or 2^-18. Infinities and NaN come out where they go in, and only there. Weights
     are split in the run, or (of ``split*``) when they are loaded."""
     bodies, scratch = [], []
@@ -45,11 +45,11 @@ def test_pieces(tmp_path: Path, dtype: str) -> None:
     for i, (m, n, k) in enumerate(GEMMS):
         dims = dict(M=m, N=n, K=k, lda=k + i, B=2, batch_a=m * (k + i), shared_w=i % 2 == 0)
         bodies.append(struct(f"G{i}", "GemmDims", **dims))
-        add(f"gemm{i}", f"PieceGemmPlan<G{i}, {dtype}, AmxGemmPlan>", n)
+        add(f"gemm{i}", f"LimbGemmPlan<G{i}, {dtype}, AmxGemmPlan>", n)
     for i, c in enumerate(CONVS):
         bodies.append(conv_struct(i, c))
-        add(f"conv{i}", f"PieceConv<D{i}, {dtype}>::Plan", c.K)
-        add(f"split{i}", f"PieceConv<D{i}, {dtype}, pieces<{dtype}>>::Plan", c.K, f"pieces<{dtype}>")
+        add(f"conv{i}", f"LimbConv<D{i}, {dtype}>::Plan", c.K)
+        add(f"split{i}", f"LimbConv<D{i}, {dtype}, limbs<{dtype}>>::Plan", c.K, f"limbs<{dtype}>")
     library = build(tmp_path, AMX, bodies, scratch)
     rng = np.random.default_rng(6)
     for threads, special in ((1, None), (2, np.inf), (2, np.nan)):
@@ -68,7 +68,7 @@ def test_pieces(tmp_path: Path, dtype: str) -> None:
                 c.reference(f(x.astype(np.float64)), f(w.astype(np.float64))) for f in (np.array, np.abs)
             )
             compare(library, f"conv{i}", x, pack_conv(w, 1, dtype), wanted, magnitude)
-            split = packing.pack(w.reshape(1, c.K, c.R * c.S, c.C), 32, packing.PIECES_OF[w.dtype.name])
+            split = packing.pack(w.reshape(1, c.K, c.R * c.S, c.C), 32, packing.LIMBS_OF[w.dtype.name])
             compare(library, f"split{i}", x, split, wanted, magnitude)
     library.handle.stop()
 
