@@ -65,6 +65,17 @@ class DeviceBuffer(ABC):
         return f"{type(self).__name__}({self.dtype}{list(self.shape)})"
 
 
+def status_of(flags: np.ndarray) -> int:
+    """Return the status (:meth:`LoadedEntry.bind`) that ``flags`` int32 [kernels, 2] report, and clear them. A kernel
+    sets the first flag for an index out of range, the second for a division by zero."""
+    if not flags.any():
+        return 0
+    number = int(np.flatnonzero(flags.any(1))[0])
+    status = 1 + number + (0 if flags[number, 0] else len(flags))
+    flags.fill(0)
+    return status
+
+
 class LoadedEntry(ABC):
     """One entry point of a program on a device, with its memory planned and everything compiled."""
 
@@ -73,9 +84,9 @@ class LoadedEntry(ABC):
         """Return a function that runs the kernels with these inputs and outputs, by buffer id.
 
         Its argument is None, or float64 [len(calls) + 1] that receives the start of the run and the end of each kernel
-        in seconds. It returns 0, or 1 + k if kernel k read an index out of range in its data. On a device that is
-        asynchronous to the host it returns 0 at once, and :meth:`failed` reports later. Launches of one entry must not
-        overlap, because they share its arena.
+        in seconds. It returns 0; 1 + k if kernel k met an index out of range in its data; or 1 + len(calls) + k if it
+        divided an integer by zero (:func:`status_of`). On a device that is asynchronous to the host it returns 0 at
+        once, and :meth:`failed` reports later. Launches of one entry must not overlap, because they share its arena.
         """
 
     def bind_host(self, buffers: Mapping[int, DeviceBuffer]) -> HostLaunch | None:

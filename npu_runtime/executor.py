@@ -341,13 +341,15 @@ class Executor(TakesWeights):
 
     def failure(self, status: int) -> Exception:
         """Return the error for the status of a launch."""
-        if not 1 <= status <= len(self.entry.calls):
+        calls = self.entry.calls
+        if not 1 <= status <= 2 * len(calls):
             return BackendError(f"program {self.program.name!r} failed with status {status}")
-        call = self.entry.calls[status - 1]
-        return InputError(
-            f"an index is out of range in kernel {call.name!r}, which computes {', '.join(call.sources) or call.kind}, "
-            "or an integer is divided by zero there; check the integer inputs (token ids, positions, divisors)"
-        )
+        by_zero, number = divmod(status - 1, len(calls))
+        call = calls[number]
+        where = f"in kernel {call.name!r}, which computes {', '.join(call.sources) or call.kind}"
+        if by_zero:
+            return InputError(f"an integer is divided by zero {where}; check the integer inputs that are divisors")
+        return InputError(f"an index is out of range {where}; check the integer inputs (token ids, positions)")
 
     # -- the rest -----------------------------------------------------------------------------------------------------
     def reset(self) -> None:

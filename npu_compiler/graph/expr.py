@@ -203,6 +203,17 @@ def where(cond: Expr, a: Any, b: Any) -> Expr:
     return call("where", cond, a, b)
 
 
+def behind_if_zero(divisor: Expr) -> Expr:
+    """Return 1 if an integer is zero, else 0: an index into a table of one element, which is out of range for a divisor
+    of zero. Code generators recognise it and report a division by zero."""
+    return where(call("eq", divisor, 0), const(1, "int64"), const(0, "int64"))
+
+
+def is_behind_if_zero(e: Expr) -> bool:
+    """Whether ``e`` is the result of :func:`behind_if_zero`."""
+    return e.op == "where" and e.args[0].op == "eq" and e == behind_if_zero(e.args[0].args[0])
+
+
 def maximum(a: Any, b: Any) -> Expr:
     """Return the larger of two values of one dtype; NaN propagates."""
     return call("maximum", a, b)

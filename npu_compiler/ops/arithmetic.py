@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import ml_dtypes
 import numpy as np
 
-from ..graph.expr import Expr, call, const, fn, load, maximum, minimum, where
+from ..graph.expr import Expr, behind_if_zero, call, const, fn, load, maximum, minimum, where
 from ..graph.graph import Value, result_type
 from ..support import dtypes as dt
 from ..support.errors import Reason, Unsupported
@@ -259,11 +259,10 @@ def divided(f: Callable[[Expr, Expr], Expr], a: Value | Scalar, b: Value | Scala
 
 
 def _nonzero(b: Value) -> Value:
-    """Return ``b``; a zero reads past the end of a table, an index error that every target reports."""
+    """Return ``b``; a zero reads past the end of a table, which every target reports as a division by zero."""
     divisor = load(0, b.dtype, identity(b.rank))
-    behind = where(call("eq", divisor, 0), const(1, "int64"), const(0, "int64"))
     table = b.graph.const(np.zeros(1, dt.numpy_dtype(b.dtype)))
-    return b.graph.elementwise(b.shape, [b, table], divisor + load(1, b.dtype, [behind]))
+    return b.graph.elementwise(b.shape, [b, table], divisor + load(1, b.dtype, [behind_if_zero(divisor)]))
 
 
 def declare_division(name: str, overload: str, f: str, samples: Sequence[Sample]) -> None:

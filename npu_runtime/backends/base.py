@@ -16,14 +16,14 @@ from npu_compiler.support import dtypes
 
 from ..arguments import host_input
 from ..arrays import SlabCheck, aligned_zeros, read_file, zeros
-from ..device import DeviceBuffer, FileBlock, HostLaunch, Launch, LoadedEntry
+from ..device import DeviceBuffer, FileBlock, HostLaunch, Launch, LoadedEntry, status_of
 from ..executor import Executor
 from ..registry import available_backends, get_backend, register_backend
 from ..state import State
 
 __all__ = [
     "Backend", "DeviceBuffer", "FileBlock", "HostLaunch", "Launch", "LoadedEntry", "available_backends", "get_backend",
-    "register_backend",
+    "register_backend", "status_of",
 ]  # fmt: skip
 
 

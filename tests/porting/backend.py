@@ -14,7 +14,7 @@ from npu_compiler.support.dtypes import numpy_dtype
 from npu_compiler.targets.simt.lang.program import ARENA, unpack
 from npu_compiler.targets.simt.rewrites.fuse_decode_attention import GRID_BARRIERS
 from npu_runtime.arrays import aligned_empty
-from npu_runtime.backends.base import DeviceBuffer, Launch, LoadedEntry
+from npu_runtime.backends.base import DeviceBuffer, Launch, LoadedEntry, status_of
 from npu_runtime.backends.cpu import CPUBackend, CPUBuffer
 
 
@@ -40,15 +40,13 @@ class HostEntry(LoadedEntry):
         def launch(times: np.ndarray | None) -> int:
             if times is not None:
                 times[:] = 0
-            bad, status = ctypes.c_int(0), 0
+            flags = np.zeros((len(self._launches), 2), np.int32)
             for number, call in enumerate(self._launches):
-                values = [address[id] + at for id, at in call.arguments] + [ctypes.addressof(bad)] * call.checks
+                values = [address[id] + at for id, at in call.arguments] + [flags[number].ctypes.data] * call.checks
                 table = (ctypes.c_void_p * (len(values) + 1))(*values)
                 if call.workgroups:
                     getattr(self.library, f"run_{call.function}")(table, call.workgroups, call.threads)
-                if bad.value and not status:
-                    status = 1 + number
-            return status
+            return status_of(flags)
 
         return launch
 

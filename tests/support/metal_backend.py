@@ -16,7 +16,7 @@ from npu_compiler.targets.simt.lang.program import ARENA, unpack
 from npu_compiler.targets.simt.lang.program import Launch as KernelLaunch
 from npu_compiler.targets.simt.rewrites.fuse_decode_attention import GRID_BARRIERS
 from npu_runtime.arrays import aligned_empty
-from npu_runtime.backends.base import DeviceBuffer, Launch, LoadedEntry
+from npu_runtime.backends.base import DeviceBuffer, Launch, LoadedEntry, status_of
 from npu_runtime.backends.cpu import CPUBackend, CPUBuffer
 
 from ..metal_emulator import EmulatorError, Library, Window
@@ -56,25 +56,26 @@ class EmulatedEntry(LoadedEntry):
         memory = {**self._fixed, **buffers}
 
         def run(times: np.ndarray | None) -> int:
-            status = 0
+            flags = np.zeros((len(self._launches), 2), np.int32)
             for number, (launch, call) in enumerate(zip(self._launches, self._entry.calls, strict=True)):
                 if times is not None:
                     times[number] = time.monotonic()
-                if launch.workgroups and self._run(launch, call, memory) and not status:
-                    status = 1 + number
+                if launch.workgroups:
+                    self._run(launch, call, memory, flags[number])
             if times is not None:
                 times[len(self._launches)] = time.monotonic()
-            return status
+            return status_of(flags)
 
         return run
 
-    def _run(self, launch: KernelLaunch, call: KernelCall, memory: Mapping[int, DeviceBuffer]) -> bool:
-        """One kernel; whether it met an index out of range."""
-        bad = np.zeros(1, np.int32)
+    def _run(
+        self, launch: KernelLaunch, call: KernelCall, memory: Mapping[int, DeviceBuffer], flags: np.ndarray
+    ) -> None:
+        """One kernel; ``flags``: its two of :func:`status_of`."""
         windows = [self._window(id, at, call, memory) for id, at in launch.arguments]
         arguments: dict[int, Window | np.ndarray] = dict(enumerate(windows))
         if launch.checks:
-            arguments[len(windows)] = bad
+            arguments[len(windows)] = flags
         backend = self._backend
         try:
             self._library[launch.function](
@@ -82,7 +83,6 @@ class EmulatedEntry(LoadedEntry):
             )
         except EmulatorError as error:
             raise BackendError(f"kernel {call.name} (from {', '.join(call.sources)}): {error}") from None
-        return bool(bad[0])
 
     def _window(self, id: int, at: int, call: KernelCall, memory: Mapping[int, DeviceBuffer]) -> Window:
         if id != ARENA:

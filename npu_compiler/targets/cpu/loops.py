@@ -35,10 +35,10 @@ def emit_loops(
     """Return the C++ function ``name`` of a ``loops``, ``scan`` or ``sort`` kernel (needs ``small.h``).
 
     Every thread calls ``static int name(void* const* bufs, char* arena, npu::Thread& th, int* counter)``. It returns 1
-    if this thread found a data-dependent index out of range, which it replaced by 0; otherwise 0. ``pointer`` returns
-    the C++ expression of an operand's first element, of type ``const T*`` for inputs and ``T*`` for outputs. ``costs``
-    decide how the work is divided among threads. ``own_chunks``: a thread takes its own part of the chunks first, which
-    needs a counter for each thread.
+    if this thread found a data-dependent index out of range, which it replaced by 0; 2 if it divided by zero (3: both);
+    otherwise 0. ``pointer`` returns the C++ expression of an operand's first element, of type ``const T*`` for inputs
+    and ``T*`` for outputs. ``costs`` decide how the work is divided among threads. ``own_chunks``: a thread takes its own
+    part of the chunks first, which needs a counter for each thread.
     """
     if not isinstance(kernel, Loops):
         return emit_small(kernel, name, pointer, costs)
@@ -102,9 +102,12 @@ class _Emitter:
                 at = self.plan.scratch[s.number]
                 root.items.append(f"auto* const w{s.number} = ({waiting_type(self.plan, s)}*)(th.scratch + {at});")
         root.items.append("int bad = 0;")
+        flags = len(root.items)
         with self._rows(root) as block:
             self._row(block)
-        root.items.append("return bad;")
+        if self.render.divides:
+            root.items.insert(flags, "int by_zero = 0;")
+        root.items.append("return bad | by_zero << 1;" if self.render.divides else "return bad;")
         touched = {x.value.operand for e in self.exprs for x in expr.walk(e) if x.op == "load"}
         used = [i for i in range(len(self.nest.inputs)) if i in touched]
         written = [i for i in range(len(self.nest.outputs)) if ~i in touched]

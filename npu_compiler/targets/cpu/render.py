@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ...graph import affine, expr
 from ...graph.affine import Affine
-from ...graph.expr import Expr
+from ...graph.expr import Expr, is_behind_if_zero
 from ...graph.scalar_ops import EXPENSIVE, SCALAR_OPS
 from ...support import dtypes
 from ..codegen.nest import Access, Nest
@@ -50,6 +50,7 @@ class Renderer(Dependences):
         self.inputs, self.across_rows, self.uses = inputs, across_rows, uses
         self.ranges = nest.ranges
         self.count = 0
+        self.divides = False  # whether a divisor is checked, with the flag ``by_zero``
 
     def name(self, prefix: str = "t") -> str:
         """Return an unused C++ name."""
@@ -386,7 +387,10 @@ class Renderer(Dependences):
             home = block if any(b.branch for b in block.chain()) else self.home(idx, block)
             extra = f", any({block.mask})" if block.mask else ""
         text, have = self._index(idx, home)
-        checked = convert(Value(f"checked({text}, {n}, bad{extra})", have), kind)
+        divides = is_behind_if_zero(idx)
+        self.divides |= divides
+        flag = "by_zero" if divides else "bad"
+        checked = convert(Value(f"checked({text}, {n}, {flag}{extra})", have), kind)
         home.items.append(f"const {kind} {name} = {checked};")
         return name
 

@@ -16,7 +16,7 @@ from npu_compiler.support.errors import BackendError
 from npu_compiler.targets.simt.lang import program as simt
 
 from ...gpu_entry import STEPWISE, GPUEntry
-from ..base import DeviceBuffer, Launch
+from ..base import DeviceBuffer, Launch, status_of
 from .buffers import Borrowed, CUDABuffer
 from .code import Code
 from .driver import driver
@@ -37,7 +37,7 @@ class CUDAEntry(GPUEntry["CUDABackend"]):
             self._arena = backend.allocate_zeros((max(entry.arena_bytes, 1),), np.dtype(np.uint8))
         except BackendError as error:
             raise BackendError(f"{self._arena_name}: {error}") from None
-        self._bad = backend.host_array((max(len(self._launches), 1),), np.dtype(np.int32))
+        self._bad = backend.host_array((max(len(self._launches), 1), 2), np.dtype(np.int32))
         self._maps: dict[int, tuple[tuple[int, ...], list[Any]]] = {}
         self._graphs: OrderedDict[tuple[int, ...], Any] = OrderedDict()
         self._timer: _Timer | None = None  # of the last profile
@@ -88,7 +88,7 @@ class CUDAEntry(GPUEntry["CUDABackend"]):
             return
         values = [address[id] + at for id, at in x.arguments]
         if x.checks:
-            values.append(self._bad.ctypes.data + 4 * number)  # pinned host memory has the same address on the GPU
+            values.append(self._bad.ctypes.data + 8 * number)  # pinned host memory has the same address on the GPU
         function, stream = self._code.functions[x.function], self._backend.stream.ptr
         name = self._name(number)
         maps = self._tile_maps(number, address) if x.maps else ()
@@ -141,11 +141,7 @@ class CUDAEntry(GPUEntry["CUDABackend"]):
         return _Timer(key, _Graph(driver().record(stream, what, launch_all)), events)
 
     def failed(self) -> int:
-        if not self._bad.any():
-            return 0
-        first = int(np.flatnonzero(self._bad)[0])
-        self._bad.fill(0)
-        return 1 + first
+        return status_of(self._bad)
 
     def arena_buffer(self, id: int) -> CUDABuffer:
         spec = self._specs[id]

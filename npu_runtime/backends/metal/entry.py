@@ -16,7 +16,7 @@ from npu_compiler.support.errors import BackendError
 from npu_compiler.targets.simt.lang import program as simt
 
 from ...gpu_entry import STEPWISE, GPUEntry
-from ..base import DeviceBuffer, Launch
+from ..base import DeviceBuffer, Launch, status_of
 from . import indirect
 from .buffers import MetalBuffer, allocate
 from .commands import Pass, Work
@@ -58,7 +58,7 @@ class MetalEntry(GPUEntry["MetalBackend"]):
         self._code = code
         arena = allocate(backend.mtl, entry.arena_bytes, self._arena_name)
         self._arena = MetalBuffer(backend, arena, (entry.arena_bytes,), _BYTE)
-        self._bad = allocate(backend.mtl, 4 * len(self._launches), self._arena_name)
+        self._bad = allocate(backend.mtl, 8 * len(self._launches), self._arena_name)
         fixed_memory = {id(m): m for m in (b.memory for b in fixed.values() if isinstance(b, MetalBuffer))}
         self._memories = [self._arena.memory, self._bad, *fixed_memory.values()]
         backend.residency.add(self._memories)
@@ -140,7 +140,7 @@ class MetalEntry(GPUEntry["MetalBackend"]):
             x = self._launches[number]
             arguments = [(places[id].native_handle, places[id].offset + at) for id, at in x.arguments]
             if x.checks:
-                arguments.append((self._bad.buffer, 4 * number))
+                arguments.append((self._bad.buffer, 8 * number))
             steps.append(
                 Step(
                     number=number,
@@ -214,12 +214,7 @@ class MetalEntry(GPUEntry["MetalBackend"]):
                 yield from spans.tolist()
 
     def failed(self) -> int:
-        bad = self._bad.array(0, (len(self._launches),), np.dtype(np.int32))
-        if not bad.any():
-            return 0
-        first = int(np.flatnonzero(bad)[0])
-        bad.fill(0)
-        return 1 + first
+        return status_of(self._bad.array(0, (len(self._launches), 2), np.dtype(np.int32)))
 
     def arena_buffer(self, id: int) -> MetalBuffer:
         spec = self._specs[id]

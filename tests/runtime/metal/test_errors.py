@@ -219,6 +219,19 @@ def test_an_index_out_of_range_names_the_kernel(device: metal_api.Device) -> Non
     np.testing.assert_array_equal(result, table[at])
 
 
+def test_a_division_by_zero_names_the_kernel(device: metal_api.Device) -> None:
+    class Divide(nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return torch.cumsum(a, 0, dtype=torch.int32) // b
+
+    a, b = torch.arange(6, dtype=torch.int32), torch.tensor([1, 2, 3, -1, 5, 6], dtype=torch.int32)
+    run = Executor(npu_compiler.compile(capture(Divide(), (a, b)), target="metal"), None, MetalBackend())
+    with pytest.raises(InputError, match="an integer is divided by zero in kernel"):
+        run.run([a.numpy(), np.zeros(6, np.int32)])
+    (result,) = run.run([a.numpy(), b.numpy()]).values()
+    np.testing.assert_array_equal(result, torch.cumsum(a, 0, dtype=torch.int32) // b)
+
+
 def test_a_capture(device: metal_api.Device, convnet: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = tmp_path / "run.gputrace"
     monkeypatch.setenv("NPU_METAL_CAPTURE", str(trace))

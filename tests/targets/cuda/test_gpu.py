@@ -294,6 +294,19 @@ def test_an_index_out_of_range_names_the_kernel(gpu: CUDABackend) -> None:
     np.testing.assert_array_equal(result, table[at])
 
 
+def test_a_division_by_zero_names_the_kernel(gpu: CUDABackend) -> None:
+    class Divide(nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return torch.cumsum(a, 0) // b
+
+    a, b = torch.arange(6), torch.tensor([1, 2, 3, -1, 5, 6])
+    run = Executor(npu_compiler.compile(capture(Divide(), (a, b)), target="cuda"), None, gpu)
+    with pytest.raises(InputError, match="an integer is divided by zero in kernel"):
+        run.run([a.numpy(), np.zeros(6, np.int64)])
+    (result,) = run.run([a.numpy(), b.numpy()]).values()
+    np.testing.assert_array_equal(result, torch.cumsum(a, 0) // b)
+
+
 def test_out_of_memory_is_an_error_and_no_more(gpu: CUDABackend) -> None:
     with pytest.raises(BackendError, match=r"the GPU has no memory for \d+ bytes .* of \d+ bytes are free"):
         gpu.allocate_empty((1 << 42,), np.dtype(np.uint8))

@@ -17,6 +17,7 @@ from npu_compiler.graph.graph import Graph
 from npu_compiler.ops import lower_call
 from npu_compiler.support.errors import InputError
 from npu_runtime import Executor
+from npu_runtime.device import status_of
 
 from ...support.metal_backend import EmulatedMetal
 
@@ -69,6 +70,39 @@ def test_division_by_zero_is_an_error(name: str, target: str, dtype: torch.dtype
         with pytest.raises(InputError, match="an integer is divided by zero"):
             result(run, a, zero)
     np.testing.assert_array_equal(result(run, a, b), f(a, b).numpy())  # nothing stays behind
+
+
+@pytest.mark.parametrize("target", ["cpu", "metal"])
+def test_an_index_and_a_divisor_are_told_apart(target: str) -> None:
+    """Both are read in one kernel, and by lanes and one by one."""
+
+    def f(table: torch.Tensor, at: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        return table[at] // b + at // c
+
+    table, at = torch.arange(1, 9, dtype=torch.int32), torch.arange(40) % 8
+    b, c = torch.arange(1, 41, dtype=torch.int32), torch.tensor(3)
+    run = executor(f, table, at, b, c, target=target)
+    assert len(run.entry.calls) == 1
+    np.testing.assert_array_equal(result(run, table, at, b, c), f(table, at, b, c).numpy())
+    behind, zero = at.clone(), b.clone()
+    behind[17], zero[31] = 8, 0
+    for arguments, message in (
+        ((behind, b, c), "an index is out of range in kernel"),
+        ((at, zero, c), "an integer is divided by zero in kernel"),
+        ((at, b, torch.tensor(0)), "an integer is divided by zero in kernel"),
+        ((behind, zero, c), "an index is out of range in kernel"),
+    ):
+        with pytest.raises(InputError, match=f"^{message}"):
+            result(run, table, *arguments)
+
+
+def test_flags_name_the_first_kernel_and_are_cleared() -> None:
+    flags = np.zeros((3, 2), np.int32)
+    assert status_of(flags) == 0
+    for set_flags, status in (([(1, 0)], 2), ([(1, 1)], 5), ([(2, 0), (1, 1)], 5), ([(0, 0), (0, 1)], 1)):
+        for place in set_flags:
+            flags[place] = 1
+        assert status_of(flags) == status and not flags.any()
 
 
 def all_divisions(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

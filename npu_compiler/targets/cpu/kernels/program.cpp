@@ -18,9 +18,9 @@ static void run_thread(void* arg, Thread& th) {
   for (int i = 0; i < entry.count; i++) {
     const Call& call = entry.calls[i];
     for (int k = 0; k < call.count; k++) p[k] = place(k + call.first);
-    if (call.fn(p, run.arena, th, entry.counters + i * COUNTER_STRIDE)) {
-      int none = 0;
-      __atomic_compare_exchange_n(&run.failed, &none, i + 1, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    if (const int found = call.fn(p, run.arena, th, entry.counters + i * COUNTER_STRIDE)) {
+      int none = 0, status = i + 1 + (found == BY_ZERO ? entry.count : 0);
+      __atomic_compare_exchange_n(&run.failed, &none, status, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
     }
     if (!call.last && !run.times) continue;
     const Call& next = entry.calls[i + 1 < entry.count ? i + 1 : i];

@@ -4,7 +4,9 @@
 
 namespace npu {
 
+// Returns 0, 1 if an index was out of range, BY_ZERO if an integer was divided by zero, or 3 for both.
 typedef int (*Kernel)(void* const* bufs, char* arena, Thread& th, int* counter);
+constexpr int BY_ZERO = 2;
 typedef void (*Prefetch)(const void* weights, const Thread& th);
 
 struct Ref { int buffer; long offset; };  // an operand; buffer < 0: the arena
@@ -23,7 +25,7 @@ struct Entry {
 };
 
 // Runs the calls in order. `times` is null or receives count + 1 times in seconds: the start, and the end of each call.
-// Returns 0, or 1 + the index of a call that found an index out of range.
+// Returns 0; 1 + the number of a call that found an index out of range; or `entry.count` more if it divided by zero.
 int run(const Entry& entry, void* const* buffers, char* arena, double* times);
 
 }  // namespace npu

@@ -13,8 +13,8 @@ class Emission:
 
     ``operands``: the pointers to pass, in order: input n as n, output n as ``~n``. ``workgroups``: their number; 0:
     nothing to launch. ``threads``: of a workgroup. ``shared``: bytes of shared memory to request at launch. ``checks``:
-    the next parameter is ``int* bad``, which is set to 1 if an index is out of range. ``maps``: the last parameters, as
-    (operand, tensor map).
+    the next parameter is ``int* bad``: its first int is set to 1 if an index is out of range, the second if an integer
+    is divided by zero. ``maps``: the last parameters, as (operand, tensor map).
     """
 
     text: str

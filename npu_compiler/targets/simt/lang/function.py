@@ -179,7 +179,8 @@ def subgroups(threads: int) -> int:
 
 class Scope(Protocol):
     """The place where expressions are rendered: the body of a function, or of a struct's methods. ``lines``: its
-    statements. ``checks``: whether one of them reports an index out of range."""
+    statements. ``checks``: whether one of them reports an index out of range or a
+    divisor of zero."""
 
     dialect: Dialect
     lines: Lines

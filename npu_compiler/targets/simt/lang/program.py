@@ -38,9 +38,9 @@ class Launch:
     """A launch of ``function`` with ``workgroups`` of ``threads`` threads; 0: nothing to launch.
 
     ``shared``: bytes of shared memory in addition to those that the function declares. ``arguments``: (buffer id, byte
-    offset) in order; the arena has id :data:`ARENA`. ``checks``: the next argument is the address of an int that is set
-    to 1 if an index is out of range. ``maps``: the last arguments, tensor maps of the memory at (buffer id, byte
-    offset).
+    offset) in order; the arena has id :data:`ARENA`. ``checks``: the next argument is the address of two ints, of
+    which the first is set to 1 if an index is out of range, the second if an integer is divided by zero. ``maps``: the
+    last arguments, tensor maps of the memory at (buffer id, byte offset).
     """
 
     function: str

@@ -11,7 +11,7 @@ import numpy as np
 
 from ....graph import affine, expr
 from ....graph.affine import INT32, Affine
-from ....graph.expr import Expr
+from ....graph.expr import Expr, is_behind_if_zero
 from ....graph.scalar_ops import EXPENSIVE, SCALAR_OPS
 from ....support import dtypes
 from ...codegen.nest import Nest
@@ -183,7 +183,7 @@ class Scalars:
         self.fast: Collection[str] = ()
         self.straight = False
         self._when = ""  # in straight code: the condition under which the value is used
-        self.checks = False  # whether a statement reports an index out of range
+        self.checks = False  # whether a statement reports an index out of range or a divisor of zero
         self._scopes: list[dict[Expr, Value]] = [{}]
         self._count = 0
         self._pinned: dict[Expr, bool] = {}
@@ -397,10 +397,11 @@ class Scalars:
         """Return a data-dependent index, or 0 if it is out of range: in 32 bits if these hold every offset. Floats are
         compared before they are converted, which is slow to 64 bits."""
         kind = "int" if n * abs(step) < 2**31 else "int64_t"
+        flag = "bad + 1" if is_behind_if_zero(idx) else "bad"
         source = idx.args[0] if idx.op == "cast" and idx not in self.bound else None
         if source is not None and self.kind(source) == "float" and n <= 1 << 24:
-            return Value(f"checked_float({self.text(source, 'float')}, {n}, bad)", "int")
-        return Value(f"({kind})checked({self.text(idx, 'int64_t')}, {n}, bad)", kind)
+            return Value(f"checked_float({self.text(source, 'float')}, {n}, {flag})", "int")
+        return Value(f"({kind})checked({self.text(idx, 'int64_t')}, {n}, {flag})", kind)
 
     def offset(self, form: Affine) -> str:
         """Return the C++ expression of an affine form, in 32 bits if its range allows it."""
