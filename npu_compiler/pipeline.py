@@ -325,9 +325,9 @@ def compile_unshared(ir: IRGraph, target: str = "cpu", dtype: Any = None, **opti
     return state
 
 
-def compile_graph(graph: Graph, target: str = "cpu", disable: Collection[str] = ()) -> CompiledProgram:
+def compile_graph(graph: Graph, target: str = "cpu") -> CompiledProgram:
     """Compile a core graph, which is changed, from phase ``normalise`` on."""
-    return compile_graphs({"main": graph}, target, disable)
+    return compile_graphs({"main": graph}, target)
 
 
 def compile_graphs(

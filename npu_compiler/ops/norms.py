@@ -67,9 +67,9 @@ def refuse_training(training: bool) -> None:
         raise Unsupported(Reason("training", detail, "call model.eval() before capture"))
 
 
-def no_statistics(x: Value, count: int = 2) -> list[Value]:
-    """Return the empty tensors that replace saved statistics in inference."""
-    return [x.graph.const(np.zeros(0, np.float32)) for _ in range(count)]
+def no_statistics(x: Value) -> list[Value]:
+    """Return the two empty tensors that replace saved statistics in inference."""
+    return [x.graph.const(np.zeros(0, np.float32)) for _ in range(2)]
 
 
 C3 = t(3, low=0.5, high=2)

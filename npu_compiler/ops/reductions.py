@@ -165,13 +165,13 @@ declare_quantifier("all", "min")
 
 
 # -- statistics and norms ---------------------------------------------------------------------------------------------
-def moments(x: Value, axes: Sequence[int], correction: Scalar = 0) -> tuple[Value, Value]:
+def moments(x: Value, axes: Sequence[int]) -> tuple[Value, Value]:
     """Return variance and mean over ``axes`` (they stay as size 1) in two passes, which avoids cancellation."""
     x = real(x)
     m = x.mean(axes)
     d = x - m
     n = math.prod(x.shape[a] for a in axes)
-    return (d * d).sum(axes) / float(max(n - correction, 0)), m
+    return (d * d).sum(axes) / float(n), m
 
 
 def _spread(x: Value, axes: Sequence[int], correction: Scalar) -> tuple[Value, Value]:

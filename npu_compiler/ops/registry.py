@@ -94,7 +94,7 @@ class OpDef:
 
 
 REGISTRY: dict[str, OpDef] = {}
-_ON_HOST: dict[str, Result] = {}  # ops without a lowering whose results are not NEW
+ON_HOST: dict[str, Result] = {}  # ops without a lowering whose results are not NEW
 
 FLOATS = ("float32", "float16", "bfloat16")
 ALL = (*FLOATS, "int64")
@@ -161,7 +161,7 @@ def lowers(
 
 def runs_on_host(*op_types: str, result: Result) -> None:
     """Declare ops without a lowering whose results are not ``NEW``."""
-    _ON_HOST.update(dict.fromkeys(op_types, result))
+    ON_HOST.update(dict.fromkeys(op_types, result))
 
 
 def pointwise(
@@ -199,12 +199,7 @@ def find(op_type: str) -> OpDef | None:
 def result_of(op_type: str) -> Result:
     """Return what the results of an op, or of its functional variant if it is in-place, are to its first argument."""
     op = find(op_type)
-    return op.result if op is not None else _ON_HOST.get(functional_name(op_type), Result.NEW)
-
-
-def declared_results() -> dict[str, Result]:
-    """Return what the results of every declared op are to its first argument, with or without a lowering."""
-    return {**{name: op.result for name, op in REGISTRY.items()}, **_ON_HOST}
+    return op.result if op is not None else ON_HOST.get(functional_name(op_type), Result.NEW)
 
 
 def bind(op: OpDef, op_type: str, inputs: Sequence[Value], attrs: dict[str, Any]) -> dict[str, Any]:

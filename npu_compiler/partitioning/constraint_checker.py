@@ -115,11 +115,6 @@ def tensor_reason(t: TensorSpec, config: TargetConfig) -> Reason | None:
     return None
 
 
-def reason_against(node: OpNode, target: str | TargetConfig = "cpu") -> Reason | None:
-    """Return why ``node`` cannot run on ``target``, or None if it can."""
-    return NodeChecker(target)(node)
-
-
 def advice(node: OpNode, target: str | TargetConfig = "cpu") -> str:
     """Return how ``node`` could run faster on ``target``, or ''."""
     return NodeChecker(target).advice(node)

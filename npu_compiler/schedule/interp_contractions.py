@@ -53,7 +53,7 @@ def _right_operands(k: Gemm, w: Array) -> list[Array]:
         return [w[..., 0::2], w[..., 1::2]] if k.dual else [w]
     paired = op.dtype in ("bfloat16", "int8")
     w = w[:, :, 0] if w.ndim - paired == 5 else w  # one tap
-    w = _unpacked(w, 1).astype(wide)[:, : k.k]
+    w = _unpacked(w).astype(wide)[:, : k.k]
     if w.shape[0] != (1 if k.shared else k.batch):
         raise ValueError(f"kernel {k.name} has {w.shape[0]} right operands")
     if not k.dual:
@@ -72,14 +72,13 @@ def _stored_operands(k: Gemm, layout_name: str, packed: Array) -> list[Array]:
     return [turns[:, i].reshape(k.n, k.k).T[None] for i in (0, 1)]
 
 
-def _unpacked(w: Array, lead: int) -> Array:
-    """Return packed panels [..., panels, C, panel] (or [.., C/2, panel, 2], or of 4) as [..., C, K]; ``lead`` leading
-    dims."""
-    if w.ndim == lead + 4:
+def _unpacked(w: Array) -> Array:
+    """Return packed panels [G, panels, C, panel] (or [G, panels, C/2, panel, 2], or of 4) as [G, C, K]."""
+    if w.ndim == 5:
         depth = w.shape[-1]
         w = w.swapaxes(-1, -2)
         w = w.reshape(*w.shape[:-3], w.shape[-3] * depth, w.shape[-1])
-    w = np.moveaxis(w, lead, -2)
+    w = np.moveaxis(w, 1, -2)
     return w.reshape(*w.shape[:-2], w.shape[-2] * w.shape[-1])
 
 
@@ -137,6 +136,6 @@ def winograd(k: WinogradConv2d, inputs: list[Array]) -> Array:
     """Return the convolution [N, OH, OW, K]. The filters are recovered from their transforms U = G w G^T, which is
     possible because G has full rank."""
     (c, ko), g = k.channels, np.array(k.transform)
-    u = _unpacked(np.moveaxis(inputs[1][0], 1, 0), 1)[:, :c, :ko]  # [points, C, K]
+    u = _unpacked(np.moveaxis(inputs[1][0], 1, 0))[:, :c, :ko]  # [points, C, K]
     w = np.linalg.pinv(np.kron(g, g)) @ u.reshape(len(g) ** 2, -1).astype(np.float64)
     return _convolved(k, inputs[0], w.reshape(3, 3, c, ko).transpose(3, 0, 1, 2), 1)

@@ -37,8 +37,8 @@ def emit_loops(
     Every thread calls ``static int name(void* const* bufs, char* arena, npu::Thread& th, int* counter)``. It returns 1
     if this thread found a data-dependent index out of range, which it replaced by 0; 2 if it divided by zero (3: both);
     otherwise 0. ``pointer`` returns the C++ expression of an operand's first element, of type ``const T*`` for inputs
-    and ``T*`` for outputs. ``costs`` decide how the work is divided among threads. ``own_chunks``: a thread takes its own
-    part of the chunks first, which needs a counter for each thread.
+    and ``T*`` for outputs. ``costs`` decide how the work is divided among threads. ``own_chunks``: a thread takes its
+    own part of the chunks first, which needs a counter for each thread.
     """
     if not isinstance(kernel, Loops):
         return emit_small(kernel, name, pointer, costs)

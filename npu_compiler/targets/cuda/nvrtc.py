@@ -53,7 +53,7 @@ class Nvrtc:
             flags = [f"--gpu-architecture={arch}".encode(), *(f.encode() for f in FLAGS)]
             status = lib.nvrtcCompileProgram(program, len(flags), (ctypes.c_char_p * len(flags))(*flags))
             if status:
-                raise ToolchainError(f"kernel {name} does not compile for {arch}:\n{self._get(program, 'ProgramLog')}")
+                raise ToolchainError(f"kernel {name} does not compile for {arch}:\n{self._log(program)}")
             ptx = b"" if arch[-1].isalpha() else self._bytes(program, "PTX")
             return Compiled(self._bytes(program, "CUBIN"), ptx)
         finally:
@@ -66,8 +66,8 @@ class Nvrtc:
         self._check(getattr(self._library, f"nvrtcGet{what}")(program, buffer), what)
         return buffer.raw
 
-    def _get(self, program: ctypes.c_void_p, what: str) -> str:
-        return self._bytes(program, what).rstrip(b"\0").decode(errors="replace")
+    def _log(self, program: ctypes.c_void_p) -> str:
+        return self._bytes(program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
 
 
 def _candidates() -> Iterator[str]:

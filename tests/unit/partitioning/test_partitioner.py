@@ -15,7 +15,7 @@ from npu_compiler.aten.ir import IRGraph, OpNode, StateUpdate, TensorSpec
 from npu_compiler.aten.json_reader import load_ir
 from npu_compiler.aten.json_writer import ir_to_dict
 from npu_compiler.partitioning.algorithms import fewest_runs, min_cut
-from npu_compiler.partitioning.constraint_checker import check, reason_against
+from npu_compiler.partitioning.constraint_checker import NodeChecker, check
 from npu_compiler.partitioning.explain import explain
 from npu_compiler.partitioning.functionalize import functionalize
 from npu_compiler.partitioning.partitioner import partition
@@ -344,7 +344,7 @@ def test_rank_and_dtype_limits() -> None:
     assert one((1,) * 9, "float32") == ["rank"]
     assert one((2,), "complex64") == ["dtype"]
     narrow = replace(target_config("cpu"), name="narrow", dtypes=frozenset({"float16"}))
-    assert reason_against(Builder().node("r", RELU, "x").ir.nodes[0], narrow) == Reason(
+    assert NodeChecker(narrow)(Builder().node("r", RELU, "x").ir.nodes[0]) == Reason(
         "dtype", "x is float32, which narrow does not hold", "cast it to one of float16"
     )
 
