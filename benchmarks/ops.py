@@ -309,8 +309,7 @@ def _store(results: dict[str, Any]) -> None:
     publish(merged([json.loads(path.read_text()), results]) if path.exists() else results, path)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", choices=LIMITS, default="cpu")
     parser.add_argument("--ops", default="*", metavar="GLOBS", help="overloads, such as 'softmax*,add.Tensor'")
@@ -328,6 +327,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--table", action="store_true", help="print the results in the file of --json; without it, put "
                         "the tables of all machines into docs/performance.md")  # fmt: skip
     parser.add_argument("--merge", type=Path, nargs="+", metavar="FILE", help="store the results of the parts of a run")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    parser = _parser()
     args = parser.parse_args(argv)
     if args.merge:
         _store(merged([json.loads(path.read_text()) for path in args.merge]))
