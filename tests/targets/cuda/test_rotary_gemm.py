@@ -188,8 +188,8 @@ def results(model: Projections, rows: int, positions: torch.Tensor, **options: A
 
 
 def check(model: Projections, rows: int, positions: torch.Tensor, format: str = "elements") -> None:
-    """Check that the results are the same with and without the rewrite, but for a few that differ in the last place: the
-    compiler contracts the multiply-adds of both in its own way."""
+    """Check that the results are the same with and without the rewrite, but for a few that differ in the last place:
+    the compiler contracts the multiply-adds of both in its own way."""
     got = results(model, rows, positions, **FORMATS[format])
     want = results(model, rows, positions, disable=(REWRITE,), **FORMATS[format])
     for name, value in want.items():
