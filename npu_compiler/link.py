@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from .artifact.program import BufferSpec, CompiledProgram, EntryPoint, IOSpec, KernelCall, WeightSpec
 from .artifact.serialize import stamp_layout
 from .aten.ir import Location
@@ -32,11 +34,13 @@ def link(
     target: CodegenTarget,
     device: str = "",
     locations: Mapping[str, Locations] | None = None,
+    initial: Mapping[str, np.ndarray] | None = None,
 ) -> CompiledProgram:
     """Number the buffers of all entries together, generate code for ``device``, and assemble the artifact.
 
-    ``locations``: by entry point, where its IR nodes come from."""
-    merged = _Merged(name)
+    ``locations``: by entry point, where its IR nodes come from. ``initial``: by key, the contents before the first run
+    of those states that no weight file has."""
+    merged = _Merged(name, initial or {})
     schedules = {entry: merged.add(entry, *scheduled) for entry, scheduled in entries.items()}
     emitted = target.emit(list(schedules.values()))
     recipes, places = merged.recipes, _Places(locations or {})
@@ -93,7 +97,8 @@ def _call(k: Kernel, locations: tuple[int, ...]) -> KernelCall:
 class _Merged:
     """Buffers and recipes of all entries; equal load-time values are one node, by structural hashing."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, initial: Mapping[str, np.ndarray]) -> None:
+        self.initial = initial
         self.buffers: list[Buffer] = []
         self.recipes = Graph(name)
         self.known: dict[Any, Buffer] = {}  # weight buffers by recipe value, state by key
@@ -136,6 +141,11 @@ class _Merged:
             self.known[key] = made
         if value is not None:
             self.recipes.outputs.append((made.name, value))
+        if b.kind == "state":
+            self.names.add(b.name)
+            contents = self.initial.get(b.name)
+            if contents is not None and np.any(contents):  # zeros need no recipe
+                self.recipes.outputs.append((b.name, self.recipes.const(contents, b.dtype)))
         return made
 
     def _unique(self, name: str) -> str:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from .artifact.program import CompiledProgram
 from .aten.ir import IRGraph, Location
+from .aten.json_reader import graph_weights_used
 from .graph.graph import Graph
 from .graph.text import graph_text
 from .link import link
@@ -46,8 +47,8 @@ from .targets import get_target
 from .weights.format import WeightFormats, Weights, known_formats, weight_format
 
 __all__ = [
-    "PASSES", "PHASES", "Options", "State", "compile_entries", "compile_graph", "compile_graphs", "compile_ir", "dump",
-    "run_graph", "run_phases", "switches",
+    "PASSES", "PHASES", "Options", "State", "check_weight_names", "compile_entries", "compile_graph", "compile_graphs",
+    "compile_ir", "dump", "run_graph", "run_phases", "switches",
 ]  # fmt: skip
 
 
@@ -173,6 +174,14 @@ def _formats(weights: Weights, config: TargetConfig, activations: str | None) ->
             known = ", ".join([*readable, "none"])
             raise ConfigError(f"the {config.name} target has no reader for weights in {format.name}; it takes {known}")
     return formats
+
+
+def check_weight_names(irs: Sequence[IRGraph], weights: Weights) -> None:
+    """Raise ``ConfigError`` if a weight with a format of its own is not one that a graph of this model reads."""
+    if isinstance(weights, Mapping):
+        read = {key for ir in irs for key in ir.weights_of_model or graph_weights_used(ir)}
+        declared = {w.name for ir in irs for w in ir.weights}
+        WeightFormats.of(weights).check_names(irs[0].model_name, read, declared)
 
 
 def _switches(disable: Collection[str], target: str) -> frozenset[str]:
@@ -305,6 +314,7 @@ def compile_entries(
     share weights and state. The errors are those of :func:`npu_compiler.compile`; loading weights whose values do not
     fit their format raises ``IncompressibleError``."""
     states = {n: _state(ir, target, dtype, n, **options) for n, ir in irs.items()}
+    check_weight_names(list(irs.values()), options.get("weights"))
     default = next(iter(states.values())).weights.default
     first = 0
     if len(states) > 1 and default is not None and default.lossless:
@@ -367,7 +377,9 @@ def _link(states: Mapping[str, State]) -> CompiledProgram:
     spec = device.spec if device is not None else ""
     with log.debugging(), progress.step(f"generating code for {name}"):
         locations = {n: _locations(s) for n, s in states.items()}
-        program = link(name, dtype, entries, get_target(first.config), spec, locations)
+        irs = [s.ir for s in states.values() if s.ir is not None]
+        initial = {u.key: ir.constants[u.key] for ir in irs for u in ir.state if u.key in ir.constants}
+        program = link(name, dtype, entries, get_target(first.config), spec, locations, initial)
         _trace_sources(program, first.dump)
     return program
 

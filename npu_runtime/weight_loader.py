@@ -176,9 +176,11 @@ def _listed(items: list[str], separator: str) -> str:
 
 
 def _initial_state(program: CompiledProgram, source: WeightSource) -> dict[str, np.ndarray]:
-    names = set(source.names())
+    names, recipes = set(source.names()), dict(program.recipes.outputs)
     state = {}
     for b in program.buffers:
+        if b.kind == "state" and b.name not in names and b.name in recipes:
+            (state[b.name],) = evaluate_node(recipes[b.name].node, [])
         if b.kind == "state" and b.name in names:
             if (problem := mismatch(source, b.name, b.shape, b.dtype)) is not None:
                 raise WeightError(f"{source.origin} does not fit program {program.name!r}: state {problem}; convert it")

@@ -115,7 +115,7 @@ class ProgramSpec:
 
     ``recipes`` is a core graph whose leaves are state_dict entries and constants and whose outputs, named by
     ``BufferSpec.name``, fill the weight buffers: batch-norm folding, casts, concatenations and packing are ordinary
-    nodes.
+    nodes. An output with the name of a state is a constant: the contents before the first run, unless weights have it.
     ``requires`` lists the CPU features (or device architecture) the ``binary`` needs; ``sources`` can rebuild it.
     ``device``: what it was compiled for, for example 'cuda:sm_90'; the target's name if the target has one device.
     ``locations``: modules and lines of the model's code, which kernels refer to by number; for people alone.

@@ -125,10 +125,11 @@ def _check_recipes(program: ProgramSpec) -> None:
     made = {name: v for name, v in program.recipes.outputs}
     _require(len(made) == len(program.recipes.outputs), "recipes.outputs", "two outputs have one name")
     for at, b in enumerate(program.buffers):
-        if b.constant:
+        if b.constant or (b.kind == "state" and b.name in made):
             path = f"buffers[{at}]"
             _require(b.name in made, f"{path}.name", f"no recipe makes {b.name!r}")
             v = made[b.name]
+            _require(b.constant or v.op == "const", f"{path}.name", f"the contents of a state are not constant: {v!r}")
             _require((v.shape, v.dtype) == (tuple(b.shape), b.dtype), f"{path}.shape", f"its recipe makes {v!r}")
 
 

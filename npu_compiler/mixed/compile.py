@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 from ..artifact.program import CompiledProgram
 from ..partitioning.plan import NPU, PartitionPlan
-from ..pipeline import Options, compile_entries, compile_ir, main_dtype
+from ..pipeline import Options, check_weight_names, compile_entries, compile_ir, main_dtype
 from ..target_config import target_config
 from .program import MixedProgram
 
@@ -27,6 +27,7 @@ def compile_plan(
     """
     if plan.on_npu:
         return compile_ir(plan.ir, target, dtype, **options)
+    check_weight_names([plan.ir], options.get("weights"))
     compiled = {
         part.id: compile_entries({f"p{part.id}": part.ir}, target, dtype, **options)
         for part in plan.partitions

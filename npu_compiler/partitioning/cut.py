@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ..aten.ir import IRGraph, Key, OpNode, StateUpdate, TensorSpec
-from ..aten.json_reader import leaf_key
+from ..aten.json_reader import graph_weights_used, leaf_key
 from ..support import dtypes
 from ..support.errors import Reason
 from .plan import HOST, Partition, PartitionPlan, TransferOp, name_of
@@ -64,6 +64,7 @@ class _Cutter:
         for placeholder, key in plan.ir.weight_name_mapping.items():
             self.placeholders.setdefault(key, []).append(placeholder)
         self.place = {w.name: at for at, w in enumerate(plan.ir.weights)}
+        self.read = plan.ir.weights_of_model or graph_weights_used(plan.ir)
 
     def cut(self) -> None:
         ir = self.ir
@@ -140,4 +141,5 @@ class _Cutter:
             nodes=nodes,
             constants={k: ir.constants[k] for k in sorted(keys & ir.constants.keys())},
             state=[StateUpdate(u.key, local(u.value)) for u in state],
+            weights_of_model=self.read,
         )

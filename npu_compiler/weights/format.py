@@ -16,11 +16,12 @@ registered with :func:`register_format`. docs/porting.md walks through one.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
@@ -246,12 +247,31 @@ class WeightFormats:
             return cls(weight_format(weights))
         own: dict[str, BlockFormat] = {}
         for name, chosen in weights.items():
+            if chosen is not None and not isinstance(chosen, str):
+                what = f"weights[{name!r}] is a {type(chosen).__name__}"
+                raise ConfigError(f"{what}, not the name of a format; tensors go to load_weights() of a built model")
             format = weight_format(chosen)
             if name != ALL_OTHERS:
                 if not isinstance(format, BlockFormat):
                     raise ConfigError(f"weight {name!r}: a single weight takes a block format, not {chosen!r}")
                 own[name] = format
         return cls(weight_format(weights.get(ALL_OTHERS)), own)
+
+    def check_names(self, model: str, read: Collection[str], declared: Collection[str]) -> None:
+        """Raise ``ConfigError`` if a weight with a format of its own is not one that ``model`` reads.
+
+        ``read``: the keys of the weights that it reads. ``declared``: those of all its weights.
+        """
+        for name in sorted(self.own.keys() - set(read)):
+            near = difflib.get_close_matches(name, sorted(read))
+            hint = (
+                f"did you mean {' or '.join(map(repr, near))}?" if near else "its formats may name '*' for all others"
+            )
+            if name in declared:
+                raise ConfigError(
+                    f"weights: {model!r} does not read {name!r}; give the format to the first key of tied weights"
+                )
+            raise ConfigError(f"weights: {model!r} has no weight {name!r}; {hint}")
 
     def __iter__(self) -> Iterator[WeightFormat]:
         """Iterate over the formats."""

@@ -19,6 +19,7 @@ from npu_compiler.support.host_arrays import is_torch, to_torch
 from npu_compiler.support.numbers import whole_number
 from npu_compiler.support.text import html_table, si, tensor_text
 from npu_compiler.weights.files import open_weights
+from npu_compiler.weights.format import Weights
 from npu_runtime.backends.base import get_backend
 from npu_runtime.partitioned.dag_executor import DAGExecutor
 
@@ -48,7 +49,7 @@ def build(
     force_cpu: Collection[str] = (),
     minimise_transfers: bool = True,
     disable: Collection[str] = (),
-    weights: str | None = None,
+    weights: Weights = None,
     float32_precision: str = "highest",
     threads: int | None = None,
     fixed_shapes: bool = False,
@@ -70,7 +71,8 @@ def build(
         force_cpu: names of nodes and ops to run on the host (see :func:`npu_compiler.partition`).
         minimise_transfers: cheap neighbours of host nodes may move to the host, too, if that saves transfers.
         disable: names of passes to skip.
-        weights: the format in which matrices of products are stored (see :func:`npu_compiler.compile`).
+        weights: the format in which matrices of products are stored, or formats by the names of weights (see
+            :func:`npu_compiler.compile`).
         float32_precision: 'highest', or on the target 'cuda' 'tf32' (see :func:`npu_compiler.compile`).
         threads: see :class:`CPUBackend`.
         fixed_shapes: refuse inputs of other shapes, and do not keep the module.
@@ -153,8 +155,11 @@ class Model:
     def load_weights(self, weights: Any) -> None:
         """Replace the weights of all programs and reset all buffers; see :meth:`DAGExecutor.load_weights`.
 
+        ``weights`` must have every weight that the model reads, and the first contents of every buffer of its
+        state_dict that it writes. Other tensors are ignored.
+
         Raises:
-            WeightError: a weight is missing or has another shape.
+            WeightError: one of them is missing or has another shape.
         """
         self._by_shape.load_weights(open_weights(weights))
 

@@ -19,10 +19,12 @@ import npu_compiler
 from npu_compiler.aten.ir import TensorSpec
 from npu_compiler.aten.json_reader import graph_weights_used
 from npu_compiler.partitioning.plan import PartitionPlan
+from npu_compiler.pipeline import check_weight_names
 from npu_compiler.support.dtypes import name_of, numpy_dtype
-from npu_compiler.support.errors import CaptureError, CompileError, InputError
+from npu_compiler.support.errors import CaptureError, CompileError, InputError, WeightError
 from npu_compiler.support.host_arrays import to_torch
 from npu_compiler.weights.files import WeightSource, open_weights
+from npu_compiler.weights.format import Weights
 from npu_runtime.arguments import host_input
 from npu_runtime.backends.base import Backend, DeviceBuffer
 from npu_runtime.locks import RunLock
@@ -39,6 +41,8 @@ __all__ = ["MAX_SHAPES", "BuildOptions", "Specialized", "Specializations", "requ
 
 MAX_SHAPES = 8
 """Programs that a model keeps by default, the one for the example's shapes included."""
+
+_LISTED = 8  # keys named in one message
 
 _PICKLED = "a pickled model does not have the module that programs for other shapes are compiled from"
 
@@ -69,7 +73,7 @@ class BuildOptions:
     dtype: str | None
     fallback: bool
     disable: Collection[str]
-    weights: str | None
+    weights: Weights
     float32_precision: str
     placement: Mapping[str, Any]  # further arguments of ``partition``
 
@@ -86,6 +90,7 @@ class BuildOptions:
         Raises:
             CompileError, ToolchainError, WeightError: see ``build``.
         """
+        check_weight_names([call.ir], self.weights)
         plan = npu_compiler.partition(call.ir, target=self.target, **self.placement)
         if not self.fallback:
             require_npu(plan)
@@ -191,6 +196,10 @@ class Specializations:
 
     def load_weights(self, source: WeightSource) -> None:
         """Replace the weights of all programs and reset all buffers. Raises ``WeightError``."""
+        names, plan = set(source.names()), self.first.executor.plan
+        if missing := [u.key for u in plan.ir.state if u.key not in names and u.key not in plan.ir.constants]:
+            listed = ", ".join(map(repr, missing[:_LISTED])) + (" ..." if len(missing) > _LISTED else "")
+            raise WeightError(f"{source.origin} lacks the first contents of buffers that the model writes: {listed}")
         with self._making.held():
             self.first.executor.load_weights(source)
             others, self.others = self.others, {}  # one that fails to load is compiled again at its next call
