@@ -140,7 +140,7 @@ class IRGraph:
     ``allowed_ops`` are op types outside of PyTorch's own namespaces that the host fallback may call: those of a
     captured model, or those the caller of ``load_ir`` trusts. They are never read from or written to a file.
 
-    ``weights_of_model``: of a partition, the specs of all weights that the model reads, by key; empty for a whole model.
+    ``weights_of_model``: of a partition, the specs of all weights that the model reads, by key; else empty.
 
     ``dry_runs`` has the results of the constraint checker, by target and call. Graphs that are derived from this one
     with ``dataclasses.replace`` share it, so checking, explaining, partitioning and compiling try each call only once.

@@ -158,10 +158,11 @@ class Attributes:
     def _kept(self) -> list[_Container | _Tensor]:
         return [*self._containers, *self._tensors]
 
-    def matter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def matter(self, args: tuple[Any, ...], kwargs: dict[str, Any], gradients: bool) -> bool:
         """Return True if a call changes attributes such that a second call with equal arguments has another result.
 
         The model runs twice, starting from the current attributes, parameters and buffers, which are not changed.
+        ``gradients``: run it with gradients enabled.
         """
 
         def call() -> list[Any]:
@@ -171,7 +172,7 @@ class Attributes:
             return pytree.tree_leaves(torch.func.functional_call(self.model, values, *inputs))
 
         self.restore()
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.set_grad_enabled(gradients), torch.random.fork_rng(devices=[]):
             first, second = call(), call()
         self.restore()
         return len(first) != len(second) or not all(map(_equal, first, second))

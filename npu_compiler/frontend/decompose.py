@@ -37,6 +37,7 @@ __all__ = ["MAX_OPS", "decompose"]
 
 MAX_OPS = 8192  # limit for one program, which then takes about 7 s of CPU time to capture and 16 s to compile
 _MAX_DEPTH = 8
+_MESSAGE = 120  # characters of an error of PyTorch in a note
 
 
 class _Stays(Exception):
@@ -193,6 +194,7 @@ class _Decomposer:
             raise
         except Exception as error:  # decompositions document no exception types
             why = (str(error).strip() or type(error).__name__).splitlines()[0]
+            why = why if len(why) <= _MESSAGE else f"{why[:_MESSAGE]} …"
             raise _Stays(f"PyTorch's decomposition of {op} failed: {why}") from error
         return traced
 

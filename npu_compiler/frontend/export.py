@@ -7,18 +7,17 @@ import io
 import logging
 import sys
 import threading
-import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from ..aten.ir import IRGraph
@@ -26,10 +25,12 @@ from ..ops.casts import DROPOUTS
 from ..support import progress
 from ..support.errors import CaptureError
 from ..support.host_arrays import to_torch
+from . import derivatives
 from .aliases import writes_strided_memory
 from .attributes import Attributes
 from .copied import writable
 from .decompose import decompose
+from .export_errors import failure, first_line
 from .mutations import ArgumentChanges, by_key
 from .pytrees import register_caches
 from .shared_memory import sharing_advice
@@ -39,7 +40,6 @@ from .zero_points import without_zero_points
 
 __all__ = ["NUMBER", "TENSOR", "Capture", "capture", "capture_call"]
 
-_TORCH_DIR = str(Path(torch.__file__).parent)
 
 
 def capture(
@@ -146,6 +146,8 @@ def _captured(
         raise CaptureError("a ScriptModule cannot be exported; pass the module that it was made from")
     if isinstance(model, torch.nn.Module):
         label = name or type(model).__name__
+        if lazy := [n for n, t in (*model.named_parameters(), *model.named_buffers()) if is_lazy(t)]:
+            raise CaptureError(f"{label}: {lazy[0]!r} has no shape before the first call; call the module once")
         args, kwargs = _positional(example_inputs), dict(example_kwargs or {})
         program, returned = _export(model, args, kwargs, label, strict)
     elif isinstance(model, ExportedProgram):
@@ -247,15 +249,20 @@ def _export(
         args, kwargs = pytree.tree_map_only(torch.Tensor, _ordinary, (args, kwargs))
         try:
             with _quiet():
-                program = torch.export.export(model, args, kwargs, strict=strict)
+                if strict:
+                    program, differentiates = torch.export.export(model, args, kwargs, strict=True), False
+                else:
+                    program, differentiates = derivatives.export(model, args, kwargs, attributes.restore)
+        except CaptureError as e:
+            raise CaptureError(f"{label}: {e}") from None
         except Exception as e:  # torch.export documents no exception types
-            raise CaptureError(f"{label}: torch.export failed{_user_frame(e)}: {_first_line(e)}{_advice(e)}") from e
+            raise CaptureError(f"{label}: {failure(e)}") from e
         arguments.check(label)
         returned = dict(arguments.returned)
         tensors = [*model.parameters(), *model.buffers(), *pytree.tree_leaves((args, kwargs))]
         unknown = any(isinstance(t, torch.Tensor) and t.is_meta for t in tensors)
         changes = sorted(attributes.changes)
-        if changes and (unknown or attributes.matter(args, kwargs)):
+        if changes and (unknown or attributes.matter(args, kwargs, differentiates)):
             names = ", ".join(map(repr, changes[:3])) + (" ..." if len(changes) > 3 else "")
             raise CaptureError(
                 f"{label}: forward changes {names}, on which later calls depend; make it a buffer (register_buffer), "
@@ -366,7 +373,7 @@ def _functional(program: ExportedProgram, label: str) -> ExportedProgram:
         with torch.no_grad():
             functional: ExportedProgram = program.run_decompositions({})
     except Exception as e:  # as for torch.export
-        cause = f"removing in-place operations failed: {_first_line(e)}"
+        cause = f"removing in-place operations failed: {first_line(e)}"
         raise CaptureError(f"{label}: {cause}{sharing_advice(program)}") from e
     if _unfold_gradients(functional) > _unfold_gradients(program):
         cause = "PyTorch cannot make that functional: it takes elements outside of all windows for zeros"
@@ -378,29 +385,3 @@ def _unfold_gradients(program: ExportedProgram) -> int:
     """How many gradients of ``unfold`` there are, which torch also takes for the inverse of that view."""
     modules = [m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
     return sum(n.target is torch.ops.aten.unfold_backward.default for m in modules for n in m.graph.nodes)
-
-
-def _user_frame(e: BaseException) -> str:
-    """The line of the model's code at which ``e`` was raised: the innermost frame outside torch and this package."""
-    here = str(Path(__file__).parent)
-    for frame in reversed(traceback.extract_tb(e.__traceback__)):
-        if not frame.filename.startswith((_TORCH_DIR, here, "<")):
-            return f" at {frame.filename}:{frame.lineno} in {frame.name} ({frame.line})"
-    return ""
-
-
-def _first_line(e: BaseException) -> str:
-    lines = [line.strip() for line in str(e).splitlines() if line.strip()]
-    return f"{type(e).__name__}: {lines[0]}" if lines else type(e).__name__
-
-
-def _advice(e: BaseException) -> str:
-    kind = type(e).__name__
-    if "DataDependent" in kind or "data-dependent" in str(e):
-        return (
-            "; Python's own control flow depends on tensor data here: use torch.where, torch.cond or fixed sizes, or "
-            "say what holds with torch._check"
-        )
-    if "NotImplementedError" in kind and "meta" in str(e):
-        return "; run the example on a real device, this operation needs values"
-    return ""

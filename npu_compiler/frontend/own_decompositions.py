@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from .gradient_decompositions import GRADIENT_DECOMPOSITIONS
+
 __all__ = ["MAX_GATHERED", "OWN_DECOMPOSITIONS"]
 
 # Limit of weight elements that a grouped product gathers row by row. PyTorch reads a group's weights once for all of
@@ -125,6 +127,7 @@ OWN_DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "aten.histc.default": histc,
     "aten.masked_scatter.default": masked_scatter,
     "transformers.grouped_mm_fallback.default": grouped_mm,
+    **GRADIENT_DECOMPOSITIONS,
 }
 """By op. A function returns ``NotImplemented`` for arguments for which the op should not be decomposed, and None among
 several results for one that it does not compute: the op is not decomposed if that is used."""

@@ -74,7 +74,8 @@ def partition(
             if node.op_type in STRUCTURAL:
                 continue
             if (reason := excluded(node) or check(node)) is not None:
-                reasons[node.name] = replace(reason, detail=f"{reason.detail} ({node.note})") if node.note else reason
+                why = f" ({node.note})" if node.note and reason.rule != "dtype" else ""
+                reasons[node.name] = replace(reason, detail=reason.detail + why)
     if shared and not reasons:
         reasons = _refused_together(graph)
     units = _Units(graph, shared)
