@@ -42,8 +42,11 @@ TEXTS = {
     r"## Resize": "## 크기 조정",
     r"## Sampling": "## 샘플링",
     r"## Scattering": "## 스캐터",
+    r"## Signs": "## 부호",
     r"## Slicing": "## 슬라이싱",
     r"## Sorting": "## 정렬",
+    r"## Special": "## 특수 함수",
+    r"## Strided": "## 스트라이드",
     r"## Views": "## 뷰",
     r"# Names": "# 이름",
     r"Descriptions of this tool-chain use names that differ from the ones here, usually because one part became two or "

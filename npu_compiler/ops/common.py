@@ -27,15 +27,16 @@ def unary(
     samples: Sequence[Sample] = UNARY,
     dtypes: Sequence[str] = FLOATS,
     floating: bool = False,
+    double: bool = False,
 ) -> None:
-    """Declare ``f(self)`` elementwise: a function or the name of a scalar op; ``floating`` as in ``@pointwise``."""
+    """Declare ``f(self)`` elementwise: a function or the name of a scalar op; the rest as in ``@pointwise``."""
 
     def op(self: Expr) -> Expr:
         return call(f, self) if isinstance(f, str) else f(self)
 
     op.__doc__ = f"Elementwise {op_types[0].split('.')[1]}."
     op.__module__ = sys._getframe(1).f_globals["__name__"]  # the family that declares it
-    pointwise(*op_types, samples=samples, dtypes=dtypes, floating=floating)(op)
+    pointwise(*op_types, samples=samples, dtypes=dtypes, floating=floating, double=double)(op)
 
 
 def binary(

@@ -194,7 +194,7 @@ class Divided(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls.add_(x)
-        self.calls.mul_(torch.special.i1e(self.calls * 0) + 1)
+        self.calls.mul_(torch.special.bessel_j1(self.calls * 0) + 1)
         return self.calls * 1
 
 

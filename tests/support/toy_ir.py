@@ -9,7 +9,7 @@ from npu_compiler.aten.ir import IRGraph, OpNode, TensorSpec
 RELU, SIGMOID, ADD, RELU_, VIEW = (
     f"aten.{op}" for op in ("relu.default", "sigmoid.default", "add.Tensor", "relu_.default", "view.default")
 )
-HEAVY, ODD = "aten.matmul.default", "aten.special_i1.default"  # neither moves: one is costly, the other CPU only
+HEAVY, ODD = "aten.matmul.default", "aten.special_bessel_j1.default"  # neither moves: one is costly, the other CPU only
 GETITEM = "<built-in function getitem>"
 SHAPE = (4, 4)
 

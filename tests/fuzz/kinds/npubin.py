@@ -32,7 +32,7 @@ _DATA = Path(__file__).parents[2] / "data" / "ir"
 _EXPRESSION = [["const", "float32", [], 1.0], ["index", "int64", [], 0], ["add", "float32", [0, 0], None]]
 _VALUES = ("main", "npu_main", "arena", "state", "weight", "const", "load", "where", b"", b"\0" * 16, _EXPRESSION)
 
-_NODES = ("m", "first", "y", "npu", "host", "x", "p_w", "count", "carry", ["y", 0], "aten.special_i1.default")
+_NODES = ("m", "first", "y", "npu", "host", "x", "p_w", "count", "carry", ["y", 0], "aten.special_bessel_j1.default")
 _NATIVE = ("binary", "sources", "requires")
 
 
