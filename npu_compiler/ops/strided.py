@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ..graph.expr import Expr, const, index
@@ -9,7 +10,7 @@ from ..graph.graph import Value
 from ..schedule.buffers import contiguous_strides
 from ..support.errors import Reason, Unsupported
 from .access import pick
-from .registry import lowers
+from .registry import Result, lowers
 from .samples import S, t
 from .scattering import written
 from .views import DTYPES
@@ -28,14 +29,7 @@ def _place(numel: int, size: Sequence[int], stride: Sequence[int], offset: int) 
 
 def _whole(x: Value, size: Sequence[int], stride: Sequence[int], offset: int) -> bool:
     """Whether the window is all of ``x`` under another shape."""
-    return offset == 0 and x.numel == _numel(size) and tuple(stride) == contiguous_strides(tuple(size))
-
-
-def _numel(size: Sequence[int]) -> int:
-    n = 1
-    for d in size:
-        n *= d
-    return n
+    return offset == 0 and x.numel == math.prod(size) and tuple(stride) == contiguous_strides(tuple(size))
 
 
 @lowers(
@@ -50,6 +44,7 @@ def _numel(size: Sequence[int]) -> int:
         S(t(4), (0, 3), (3, 1)),
     ),
     dtypes=DTYPES,
+    result=Result.VIEW,
 )
 def as_strided(self: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Value:
     """The elements at ``storage_offset`` + sum(index * stride) of the memory of a dense tensor."""
@@ -70,6 +65,7 @@ def as_strided(self: Value, size: Sequence[int], stride: Sequence[int], storage_
         S(t(2, 3), t(), (), (), 2),
     ),
     dtypes=DTYPES,
+    result=Result.UPDATE,
 )
 def as_strided_scatter(
     self: Value, src: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None

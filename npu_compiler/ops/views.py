@@ -428,7 +428,7 @@ def meshgrid_indexing(tensors: list[Value], *, indexing: str) -> list[Value]:
 
 # -- views that only the host makes -----------------------------------------------------------------------------------
 runs_on_host(
-    *(f"aten.{n}.default" for n in ("_neg_view", "_reshape_alias", "as_strided", "linalg_diagonal")), "aten.view.dtype",
+    *(f"aten.{n}.default" for n in ("_neg_view", "_reshape_alias", "linalg_diagonal")), "aten.view.dtype",
     *(f"aten.{n}.default" for n in ("_conj", "adjoint", "imag", "mH", "matrix_H", "view_as_complex", "view_as_real")),
     result=Result.VIEW,
 )  # fmt: skip
