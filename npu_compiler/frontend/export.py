@@ -41,7 +41,6 @@ from .zero_points import without_zero_points
 __all__ = ["NUMBER", "TENSOR", "Capture", "capture", "capture_call"]
 
 
-
 def capture(
     model: torch.nn.Module | ExportedProgram,
     example_inputs: Any = None,
