@@ -188,19 +188,15 @@ def results(model: Projections, rows: int, positions: torch.Tensor, **options: A
 
 
 def check(model: Projections, rows: int, positions: torch.Tensor, format: str = "elements") -> None:
-    """Check that the results are the same with and without the rewrite, but for a few that differ in the last place:
+    """Check that the results are the same with and without the rewrite, but for a few that are rounded to a neighbour:
     the compiler contracts the multiply-adds of both in its own way."""
     got = results(model, rows, positions, **FORMATS[format])
     want = results(model, rows, positions, disable=(REWRITE,), **FORMATS[format])
     for name, value in want.items():
-        apart = np.abs(in_order(got[name]) - in_order(value))
-        assert value.any() and apart.max() <= 1 and np.mean(apart) < 1e-3, name
-
-
-def in_order(x: np.ndarray) -> np.ndarray:
-    """Integers in the order of 16-bit floats, of which neighbours are one apart."""
-    bits = np.ascontiguousarray(x).view(np.int16).astype(np.int32)
-    return np.where(bits < 0, -(bits & 0x7FFF), bits)
+        apart = np.abs(got[name].astype(np.float32) - value.astype(np.float32))
+        largest = np.abs(value.astype(np.float32)).max()
+        assert largest > 0 and apart.max() <= 2**-8 * largest, name
+        assert np.count_nonzero(apart) <= 3 + 1e-4 * apart.size, name
 
 
 @needs_a_gpu
