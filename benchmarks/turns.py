@@ -43,12 +43,13 @@ def take_turns(runs: dict[str, Callable[[], Any]], rounds: int, calls: int, thre
 
 def _is_slow(run: Callable[[], Any]) -> bool:
     """Warm a contender up, and return whether its calls are slow."""
-    for _ in range(3):
-        start = time.perf_counter()
-        run()
-        if time.perf_counter() - start < SLOW:
-            return False
-    return True
+    run()
+    start = time.perf_counter()
+    run()
+    if time.perf_counter() - start > SLOW:
+        return True
+    run()
+    return False
 
 
 def _turn(run: Callable[[], Any], calls: int, threads: int, warm_ups: int) -> Turn:
