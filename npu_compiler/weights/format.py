@@ -260,8 +260,8 @@ class WeightFormats:
     def check_names(self, model: str, read: Collection[str], declared: Collection[str]) -> None:
         """Raise ``ConfigError`` if a weight with a format of its own is not one that ``model`` reads.
 
-        ``read``: the keys of the weights that it reads. ``declared``: those of all its weights. Tied weights have several
-        keys, of which one is read; the others may be given the same format.
+        ``read``: the keys of the weights that it reads. ``declared``: those of all its weights. Tied weights have
+        several keys, of which one is read; the others may be given the same format.
         """
         chosen = {self.own[name].name for name in self.own.keys() & set(read)}
         for name in sorted(self.own.keys() - set(read)):
