@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -18,6 +19,7 @@ from ...support.kernel_driver import (
     AMX,
     ARCHS,
     CXX,
+    KERNELS,
     NUMPY,
     SLOW_DOT,
     build,
@@ -400,3 +402,15 @@ def test_right_operands_of_run_time(tmp_path: Path, dtype: str) -> None:
         )
         check(out, left64 @ right64, np.abs(left64) @ np.abs(right64))
     library.handle.stop()
+
+
+@pytest.mark.skipif("haswell" not in ARCHS, reason="instructions of x86")
+@pytest.mark.parametrize("march", ["alderlake", "icelake-server", "x86-64-v4"])
+def test_integer_dot_products_assemble(tmp_path: Path, march: str) -> None:
+    """Their instructions are inline assembly, which a compiler passes on unread; few machines have all of them."""
+    source = tmp_path / "dot.cpp"
+    source.write_text(
+        '#include "int8_dot.h"\nvoid dot(npu::vi32& a, npu::vi32 b) { npu::dot_u8s8(a, b, b), npu::dot_words(a, b, b); }'
+    )
+    flags = ["-std=c++17", "-O1", "-w", f"-march={march}", "-iquote", str(KERNELS)]
+    subprocess.run([CXX or "g++", *flags, "-c", str(source), "-o", str(tmp_path / "dot.o")], check=True)

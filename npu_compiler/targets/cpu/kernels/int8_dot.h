@@ -21,7 +21,7 @@ NPU_INLINE void dot_words(vi32& acc, vi32 w, vi32 x) {
 #if NPU_AVX512 && defined(__AVX512VNNI__)
   __asm__("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
 #elif NPU_AVX2 && defined(__AVXVNNI__)
-  __asm__("{vex} vpdpwssd %2, %1, %0" : "+x"(acc) : "x"(w), "x"(x));
+  __asm__("%{vex%} vpdpwssd %2, %1, %0" : "+x"(acc) : "x"(w), "x"(x));
 #else
   vi32 products;
   __asm__("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+v"(acc), "=&v"(products) : "v"(w), "v"(x));
@@ -36,7 +36,7 @@ NPU_INLINE void dot_u8s8(vi32& acc, vi32 u, vi32 s) {
 }
 #elif NPU_AVX2 && defined(__AVXVNNI__)
 NPU_INLINE void dot_u8s8(vi32& acc, vi32 u, vi32 s) {
-  __asm__("{vex} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(u), "x"(s));
+  __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(u), "x"(s));
 }
 #elif NPU_NEON && defined(__ARM_FEATURE_MATMUL_INT8)
 NPU_INLINE void dot_u8s8(vi32& acc, vi32 u, vi32 s) {
