@@ -409,8 +409,7 @@ def test_right_operands_of_run_time(tmp_path: Path, dtype: str) -> None:
 def test_integer_dot_products_assemble(tmp_path: Path, march: str) -> None:
     """Their instructions are inline assembly, which a compiler passes on unread; few machines have all of them."""
     source = tmp_path / "dot.cpp"
-    source.write_text(
-        '#include "int8_dot.h"\nvoid dot(npu::vi32& a, npu::vi32 b) { npu::dot_u8s8(a, b, b), npu::dot_words(a, b, b); }'
-    )
+    body = "npu::dot_u8s8(a, b, b), npu::dot_words(a, b, b);"
+    source.write_text(f'#include "int8_dot.h"\nvoid dot(npu::vi32& a, npu::vi32 b) {{ {body} }}')
     flags = ["-std=c++17", "-O1", "-w", f"-march={march}", "-iquote", str(KERNELS)]
     subprocess.run([CXX or "g++", *flags, "-c", str(source), "-o", str(tmp_path / "dot.o")], check=True)
