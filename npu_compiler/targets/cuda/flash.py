@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...schedule.anchors import Attention
 from ...schedule.kernel import Operand
-from ..simt.kernels.flash import flash_sizes, has_aligned_rows, has_tiles, is_flash, mask_and_positions
+from ..simt.kernels.flash import MIN_QUERIES, flash_sizes, has_aligned_rows, has_tiles, is_flash, mask_and_positions
 from ..simt.lang.dialect import SUBGROUP, Dialect
 from ..simt.lang.emission import Emission
 from ..simt.lang.function import Function, blocks
@@ -20,7 +20,7 @@ STORED = (64, 128)  # sizes of heads that threads store if TMA cannot
 def supports_attention(kernel: Attention, dialect: Dialect) -> bool:
     """Whether :func:`emit_wgmma_flash` supports ``kernel``, whose heads have up to 256 elements, as many in keys as in
     values, and is the fastest kernel that does."""
-    if not kernel.inputs[0].shape[2] or not has_tiles(kernel, dialect):
+    if kernel.inputs[0].shape[2] < MIN_QUERIES or not has_tiles(kernel, dialect):
         return False
     size, out = kernel.inputs[0].shape[3], kernel.outputs[0]
     fits = size == kernel.inputs[2].shape[3] <= max(WIDTHS) and kernel.splits == 1

@@ -169,11 +169,10 @@ INLINE void flash_wgmma(
     const int64_t* positions, typename C::T* out, typename C::T* ring, typename C::T* qs, int64_t* barriers, int* limit, Thread at) {
   FlashWgmma<C> f;
   const int tiles = (C::SQ + C::ROWS - 1) / C::ROWS, heads = C::H * C::B;
-  f.rows.tile = tiles - 1 - at.workgroup / heads;  // tiles with the most keys first
+  f.rows.q0 = (tiles - 1 - at.workgroup / heads) * C::ROWS;  // tiles with the most keys first
   f.rows.h = at.workgroup % C::H;
   f.rows.b = at.workgroup % heads / C::H;
   f.rows.hk = f.rows.h / C::HEADS_PER_KV;
-  f.rows.q0 = f.rows.tile * C::ROWS;
   f.rows.mask = mask;
   f.rows.positions = positions;
   f.rows.limit = limit;

@@ -1,18 +1,21 @@
-// Attention of many queries on the matrix unit; scores stay in registers (flash attention).
+// Attention on the matrix unit; scores stay in registers (flash attention).
 //
-// A workgroup processes ROWS query rows of one head, a subgroup 16 of them. Keys and values are loaded in tiles of KEYS
-// into shared memory, double-buffered. Tiles beyond the last key that some row attends to are skipped.
+// A workgroup processes ROWS query rows, a subgroup 16 of them. The rows are those of a head or, if there are few
+// queries, of a group of GROUP heads that share keys. SHARES subgroups process the same rows and share the keys of a
+// tile. Keys and values are loaded in tiles of KEYS into shared memory, double-buffered. Tiles beyond the last key that
+// some row attends to are skipped. With SPLITS > 1 (flash decoding) workgroups share the tiles, and each stores the
+// values, maximum and sum of its part [SPLITS, B, H, SQ, VALUE_SIZE + 2]; attention_combine combines them in order.
 // Sources: Dao, "FlashAttention-2" (2023), https://arxiv.org/abs/2307.08691; Milakov and Gimelshein, "Online normalizer
-// calculation for softmax" (2018).
+// calculation for softmax" (2018); Dao et al., "Flash-Decoding for long-context inference" (2023).
 //
-// Types of C: T, Mask. Constants: B H SQ SK; KEY_SIZE, VALUE_SIZE: elements of a key and of a value; D, DV: the same,
-// padded with zeros to whole products; HEADS_PER_KV: query heads of a key/value head; the strides Q_B Q_H Q_S of the queries, K_*, V_*, O_* of the output, M_* (also M_D) of the mask;
-// LIMIT: stride of the positions; THREADS: those that compute the range of keys. MASKED: there is a mask, boolean
-// (BOOLEAN) or added to the scores. TILED: a boolean mask is loaded in tiles with the keys. BY_POSITION: a query
-// attends to the keys up to its position. CAUSAL: up to its own row. LIMITED: keys beyond the largest position are not
-// read. POSITIONS_ARE_INPUTS: no preceding kernel writes the positions. SCALE: of the scores, times log2(e), because
-// the kernel computes powers of two. SCALE_LATE: the scale is applied when exponents are computed, in one instruction
-// with the subtraction.
+// Types of C: T, Mask, Out. Constants: B H SQ SK; KEY_SIZE, VALUE_SIZE: elements of a key and of a value; D, DV: the
+// same, padded with zeros to whole products; HEADS_PER_KV: query heads of a key/value head; the strides Q_B Q_H Q_S of
+// the queries, K_*, V_*, O_* of the output, M_* (also M_D) of the mask; LIMIT: stride of the positions; THREADS: those
+// that compute the range of keys. MASKED: there is a mask, boolean (BOOLEAN) or added to the scores. TILED: the mask is
+// loaded in tiles with the keys. BY_POSITION: a query attends to the keys up to its position. CAUSAL: up to its own row.
+// LIMITED: keys beyond the largest position are not read. POSITIONS_ARE_INPUTS: no preceding kernel writes the
+// positions. SCALE: of the scores, times log2(e), because the kernel computes powers of two. SCALE_LATE: the scale is
+// applied when exponents are computed, in one instruction with the subtraction.
 #pragma once
 
 INLINE float added_to(float score, bool8) { return score; }
@@ -28,12 +31,19 @@ template <class C> struct FlashRows {
   SMEM int* ms;     // two tiles of the mask
   SMEM int* limit;  // [2, subgroups that compute the range]
   Thread at;
-  int tile, h, b, hk, q0;
+  int h, b, hk, q0;  // the tile's first head, its batch, its key/value head, its first row
   int valid, min_position;  // keys that some row attends to; the smallest position of a row
   int last_key[2];          // the last key that each of the lane's rows attends to
   float row_max[2], row_sum[2];
 
-  INLINE int row(int r) { return q0 + at.subgroup * 16 + frag_row(at.lane, 2 * r); }
+  CONSTANTS int QUERIES = C::GROUP * C::SQ;  // rows of a group of heads
+  CONSTANTS int MASK_VECTOR = 16 / (int)sizeof(typename C::Mask);
+  CONSTANTS int MASK_LD = C::KEYS + MASK_VECTOR;  // of a tile of the mask: rows begin in different banks
+
+  INLINE int row(int r) { return q0 + at.subgroup / C::SHARES * 16 + frag_row(at.lane, 2 * r); }
+  INLINE static int existing(int i) { return i < QUERIES ? i : QUERIES - 1; }
+  INLINE int head(int i) const { return C::GROUP == 1 ? h : h + i / C::SQ; }
+  INLINE static int query(int i) { return C::GROUP == 1 ? i : i % C::SQ; }
 
   // Computes how many keys the workgroup and the lane's rows read. Positions that are inputs are read before pdl_wait().
   INLINE void range() {
@@ -43,8 +53,8 @@ template <class C> struct FlashRows {
       const int subgroups = C::THREADS / 32;
       int last = -1;
       min_position = C::SK;
-      for (int i = q0 + at.tid; i < q0 + C::ROWS && i < C::SQ; i += C::THREADS) {
-        const int64_t position = positions[i * C::LIMIT];
+      for (int i = q0 + at.tid; i < q0 + C::ROWS && i < QUERIES; i += C::THREADS) {
+        const int64_t position = positions[query(i) * C::LIMIT];
         last = position > last ? (int)(position < C::SK ? position : C::SK - 1) : last;
         min_position = position < min_position ? (int)position : min_position;
       }
@@ -66,12 +76,12 @@ template <class C> struct FlashRows {
         min_position = limit[subgroups + s] < min_position ? limit[subgroups + s] : min_position;
       }
     }
-    if (C::CAUSAL) valid = q0 + C::ROWS < valid ? q0 + C::ROWS : valid;
+    if (C::CAUSAL && C::GROUP == 1) valid = q0 + C::ROWS < valid ? q0 + C::ROWS : valid;
+    if (C::CAUSAL && C::GROUP > 1) valid = C::SQ < valid ? C::SQ : valid;
     if (C::BY_POSITION) {
 #pragma unroll
       for (int r = 0; r < 2; r++) {
-        const int i = row(r);
-        const int64_t position = positions[(i < C::SQ ? i : C::SQ - 1) * C::LIMIT];
+        const int64_t position = positions[query(existing(row(r))) * C::LIMIT];
         last_key[r] = position < 0 ? -1 : position < C::SK ? (int)position : C::SK - 1;
       }
     }
@@ -88,31 +98,31 @@ template <class C> struct FlashRows {
     const int end = (step + 1) * C::KEYS;
     if (C::MASKED) return true;
     if (C::BY_POSITION) return end > min_position + 1;
-    return C::CAUSAL ? end > valid || end > q0 + 1 : end > valid;
+    return C::CAUSAL ? end > valid || end > (C::GROUP == 1 ? q0 : 0) + 1 : end > valid;
   }
 
-  INLINE typename C::Mask mask_of(int i, int t) {
-    return mask[(int64_t)b * C::M_B + (int64_t)h * C::M_H + (int64_t)(i < C::SQ ? i : C::SQ - 1) * C::M_S +
-                (int64_t)(t < valid ? t : 0) * C::M_D];
+  INLINE int64_t mask_place(int i, int t) const {
+    return (int64_t)b * C::M_B + (int64_t)head(i) * C::M_H + (int64_t)query(i) * C::M_S + (int64_t)t * C::M_D;
+  }
+
+  // Returns the mask of row i and key t, column c of the tile.
+  INLINE typename C::Mask mask_of(int i, int step, int t, int c) {
+    const int whole = C::SK - C::SK % MASK_VECTOR;  // keys whose masks are in tiles
+    SMEM const typename C::Mask* const tile = (SMEM const typename C::Mask*)ms + (step & 1) * (C::ROWS * MASK_LD);
+    if (C::TILED && (whole == C::SK || t < whole)) return tile[(i - q0) * MASK_LD + c];
+    return mask[mask_place(existing(i), t < valid ? t : 0)];
   }
 
   // Returns the score x of row i, the lane's row r, and column c of the tile, or -inf if this key is masked.
   INLINE float masked_score(float x, int r, int i, int step, int c) {
     const int t = step * C::KEYS + c;
     bool seen = C::BY_POSITION || t < valid;  // no row attends to keys beyond the last one that some row attends to
-    if (C::CAUSAL) seen = seen && t <= i;
+    if (C::CAUSAL) seen = seen && t <= query(i);
     if (C::BY_POSITION) seen = seen && t <= last_key[r];
     if (C::MASKED) {
-      const int whole = C::SK - C::SK % 16;  // keys whose masks are in tiles
-      if (C::TILED) {
-        const int inside = (step & 1) * (C::ROWS * C::KEYS) + (i - q0) * C::KEYS + c;
-        if (whole == C::SK) seen = seen && ((SMEM const bool8*)ms)[inside] != 0;
-        else seen = seen && (t < whole ? ((SMEM const bool8*)ms)[inside] != 0 : is_set(mask_of(i, t)));
-      } else if (C::BOOLEAN) {
-        seen = seen && is_set(mask_of(i, t));
-      } else {
-        x = added_to(x, mask_of(i, t));
-      }
+      const typename C::Mask m = mask_of(i, step, t, c);
+      seen = seen && is_set(m);
+      x = added_to(x, m);
     }
     return seen ? x : -m_inf_float();
   }
@@ -121,21 +131,21 @@ template <class C> struct FlashRows {
   // earlier results.
   INLINE void softmax(THREAD FragC* s, THREAD float* rescaling, int step) {
     const float now = C::SCALE_LATE ? 1.0f : C::SCALE, later = C::SCALE_LATE ? C::SCALE : 1.0f;
-    const int i[2] = {row(0), row(1)};
+    const int i[2] = {row(0), row(1)}, first = at.subgroup % C::SHARES * (C::KEYS / C::SHARES);
     float maximum[2] = {row_max[0], row_max[1]}, base[2], weight_sum[2] = {0.0f, 0.0f};
     // the two rows in turns, because each is a chain of instructions that wait for one another
     if (is_partly_masked(step)) {
 #pragma unroll
-      for (int j = 0; j < C::KEYS / 8; j++)
+      for (int j = 0; j < C::KEYS / C::SHARES / 8; j++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
           const int r = e / 2;
-          s[j].v[e] = masked_score(s[j].v[e] * now, r, i[r], step, j * 8 + frag_column(at.lane, e));
+          s[j].v[e] = masked_score(s[j].v[e] * now, r, i[r], step, first + j * 8 + frag_column(at.lane, e));
           maximum[r] = m_max(maximum[r], s[j].v[e]);
         }
     } else {
 #pragma unroll
-      for (int j = 0; j < C::KEYS / 8; j++)
+      for (int j = 0; j < C::KEYS / C::SHARES / 8; j++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
           s[j].v[e] *= now;
@@ -150,7 +160,7 @@ template <class C> struct FlashRows {
       row_max[r] = maximum[r];
     }
 #pragma unroll
-    for (int j = 0; j < C::KEYS / 8; j++)
+    for (int j = 0; j < C::KEYS / C::SHARES / 8; j++)
 #pragma unroll
       for (int e = 0; e < 4; e++) weight_sum[e / 2] += s[j].v[e] = m_exp2_fast(s[j].v[e] * later - base[e / 2]);
 #pragma unroll
@@ -168,8 +178,8 @@ template <class C> struct FlashRows {
     for (int r = 0; r < 2; r++) {
       const int i = row(r);
       const float total = frag_row_sum(row_sum[r]), scale = total > 0.0f ? 1.0f / total : 0.0f;
-      if (i >= C::SQ) continue;
-      DEVICE T* const to = out + ((int64_t)b * C::O_B + (int64_t)h * C::O_H + (int64_t)i * C::O_S);
+      if (i >= QUERIES) continue;
+      DEVICE T* const to = out + ((int64_t)b * C::O_B + (int64_t)head(i) * C::O_H + (int64_t)query(i) * C::O_S);
 #pragma unroll
       for (int n = 0; n < C::VALUE_SIZE / 8; n++) {
         const Vec<T, 2> pair = {{narrow<T>(o[n].v[2 * r] * scale), narrow<T>(o[n].v[2 * r + 1] * scale)}};
@@ -183,49 +193,63 @@ template <class C> struct Flash {
   typedef typename C::T T;
   CONSTANTS int LD = C::D + 8, SIZE = C::KEYS * LD;          // of a tile of keys
   CONSTANTS int VALUE_LD = C::DV + 8, VALUES = C::KEYS * VALUE_LD;  // of a tile of values
+  CONSTANTS int SHARE = C::KEYS / C::SHARES;                        // keys of a subgroup in a tile
+  CONSTANTS int SUMS_LD = C::DV + 2;                                // of sums: values, maximum, sum of weights
   FlashRows<C> rows;
   DEVICE const T* q;
   DEVICE const T* k;
   DEVICE const T* v;
   SMEM T* ks;  // [2, KEYS, LD]: two tiles
-  SMEM T* vs;  // [2, KEYS, VALUE_LD]
+  SMEM T* vs;  // [2, KEYS, VALUE_LD]; in the end the sums of subgroups
+  int split;
 
-  // Copies ROWS rows of `size` elements, `pitch` elements apart, from row `first` of `count` on, padded to `width`.
-  INLINE void copy_rows(SMEM T* to, DEVICE const T* base, int pitch, int first, int count, int size, int width) {
-    const int vectors = width / 8;
+  INLINE void copy_queries() {
+    const int vectors = C::D / 8;
 #pragma unroll
     for (int c = rows.at.tid; c < C::ROWS * vectors; c += C::THREADS) {
+      const int r = c / vectors, d = c % vectors * 8, i = FlashRows<C>::existing(rows.q0 + r);
+      const int64_t row = (int64_t)rows.b * C::Q_B + (int64_t)rows.head(i) * C::Q_H + (int64_t)rows.query(i) * C::Q_S;
+      const bool ok = rows.q0 + r < FlashRows<C>::QUERIES && d < C::KEY_SIZE;
+      copy_async16(ks + r * LD + d, q + (ok ? row + d : 0), ok);
+    }
+  }
+
+  // Copies KEYS rows of `size` elements, `pitch` elements apart, from row `first` on, padded to `width`.
+  INLINE void copy_rows(SMEM T* to, DEVICE const T* base, int pitch, int first, int size, int width) {
+    const int vectors = width / 8;
+#pragma unroll
+    for (int c = rows.at.tid; c < C::KEYS * vectors; c += C::THREADS) {
       const int r = c / vectors, d = c % vectors * 8, i = first + r;
-      const bool ok = i < count && d < size;
+      const bool ok = i < C::SK && d < size;
       copy_async16(to + r * (width + 8) + d, base + (ok ? (int64_t)i * pitch + d : 0), ok);
     }
   }
 
   INLINE void copy_mask(int step, int slot) {
-    const int vectors = C::KEYS / 16;
+    typedef typename C::Mask Mask;
+    const int width = FlashRows<C>::MASK_VECTOR, vectors = C::KEYS / width;
+    SMEM Mask* const to = (SMEM Mask*)rows.ms + slot * (C::ROWS * FlashRows<C>::MASK_LD);
     for (int c = rows.at.tid; c < C::ROWS * vectors; c += C::THREADS) {
-      const int r = c / vectors, i = rows.q0 + r, t = step * C::KEYS + c % vectors * 16;
-      const bool ok = i < C::SQ && t < C::SK - C::SK % 16;
-      const int64_t place = (int64_t)rows.b * C::M_B + (int64_t)rows.h * C::M_H + (int64_t)i * C::M_S + t;
-      SMEM bool8* const to = (SMEM bool8*)rows.ms + slot * (C::ROWS * C::KEYS) + r * C::KEYS + c % vectors * 16;
-      copy_async16(to, rows.mask + (ok ? place : 0), ok);
+      const int r = c / vectors, i = rows.q0 + r, column = c % vectors * width, t = step * C::KEYS + column;
+      const bool ok = i < FlashRows<C>::QUERIES && t < C::SK - C::SK % width;
+      copy_async16(to + r * FlashRows<C>::MASK_LD + column, rows.mask + (ok ? rows.mask_place(i, t) : 0), ok);
     }
   }
 
   INLINE void copy_tile(int step, int slot) {
     const int64_t b = rows.b, hk = rows.hk;
-    copy_rows(ks + slot * SIZE, k + (b * C::K_B + hk * C::K_H), C::K_S, step * C::KEYS, C::SK, C::KEY_SIZE, C::D);
-    copy_rows(vs + slot * VALUES, v + (b * C::V_B + hk * C::V_H), C::V_S, step * C::KEYS, C::SK, C::VALUE_SIZE, C::DV);
+    copy_rows(ks + slot * SIZE, k + (b * C::K_B + hk * C::K_H), C::K_S, step * C::KEYS, C::KEY_SIZE, C::D);
+    copy_rows(vs + slot * VALUES, v + (b * C::V_B + hk * C::V_H), C::V_S, step * C::KEYS, C::VALUE_SIZE, C::DV);
     if (C::TILED) copy_mask(step, slot);
   }
 
   INLINE void scores(THREAD FragC* s, THREAD const FragA<T>* x, SMEM const T* keys) {
 #pragma unroll
-    for (int j = 0; j < C::KEYS / 8; j++) frag_zero(s[j]);
+    for (int j = 0; j < SHARE / 8; j++) frag_zero(s[j]);
 #pragma unroll
     for (int n = 0; n < C::D / 16; n++)
 #pragma unroll
-      for (int j = 0; j < C::KEYS / 8; j += 2) {
+      for (int j = 0; j < SHARE / 8; j += 2) {
         FragB<T> left, right;
         frag_load_b2(left, right, keys + j * (8 * LD) + n * 16, LD, rows.at.lane);
         frag_mma(s[j], x[n], left);
@@ -235,7 +259,7 @@ template <class C> struct Flash {
 
   INLINE void add_values(THREAD FragC* o, THREAD const FragC* s, SMEM const T* values) {
 #pragma unroll
-    for (int n = 0; n < C::KEYS / 16; n++) {
+    for (int n = 0; n < SHARE / 16; n++) {
       FragA<T> w;
       frag_a_from_c(w, s[2 * n], s[2 * n + 1]);
 #pragma unroll
@@ -248,50 +272,98 @@ template <class C> struct Flash {
     }
   }
 
-  INLINE void run(DEVICE T* out) {
-    const int tiles = (C::SQ + C::ROWS - 1) / C::ROWS;
-    rows.tile = tiles - 1 - rows.at.workgroup % tiles;  // tiles with the most keys first
-    rows.h = rows.at.workgroup / tiles % C::H;
-    rows.b = rows.at.workgroup / (tiles * C::H);
+  // Adds up what subgroups have of the same rows, in a fixed order, and stores the results, or a part of them.
+  INLINE void store_sums(THREAD const FragC* o, DEVICE typename C::Out* out) {
+    SMEM float* const sums = (SMEM float*)vs;  // [subgroups, 16, SUMS_LD]
+    barrier();
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      SMEM float* const to = sums + (rows.at.subgroup * 16 + frag_row(rows.at.lane, 2 * r)) * SUMS_LD;
+      const float total = frag_row_sum(rows.row_sum[r]);
+#pragma unroll
+      for (int n = 0; n < C::DV / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) to[n * 8 + frag_column(rows.at.lane, e)] = o[n].v[2 * r + e];
+      to[C::DV] = rows.row_max[r] * (C::SCALE_LATE ? C::SCALE : 1.0f);
+      to[C::DV + 1] = total;
+    }
+    barrier();
+    for (int c = rows.at.tid; c < C::ROWS * C::VALUE_SIZE; c += C::THREADS) {
+      const int r = c / C::VALUE_SIZE, d = c % C::VALUE_SIZE, i = rows.q0 + r;
+      if (i >= FlashRows<C>::QUERIES) return;
+      SMEM const float* const from = sums + (r / 16 * (C::SHARES * 16) + r % 16) * SUMS_LD;
+      float maximum = -m_inf_float(), x = 0.0f, total = 0.0f;
+#pragma unroll
+      for (int n = 0; n < C::SHARES; n++) maximum = m_max(maximum, from[n * 16 * SUMS_LD + C::DV]);
+#pragma unroll
+      for (int n = 0; n < C::SHARES; n++) {
+        SMEM const float* const share = from + n * 16 * SUMS_LD;
+        const float w = maximum == -m_inf_float() ? 1.0f : m_exp2(share[C::DV] - maximum);
+        x += w * share[d];
+        total += w * share[C::DV + 1];
+      }
+      const int64_t h = rows.head(i), s = rows.query(i);
+      if (C::SPLITS > 1) {
+        DEVICE typename C::Out* const part =
+            out + ((((int64_t)split * C::B + rows.b) * C::H + h) * C::SQ + s) * (C::VALUE_SIZE + 2);
+        part[d] = narrow<typename C::Out>(x);
+        if (d == 0) {
+          part[C::VALUE_SIZE] = narrow<typename C::Out>(maximum * 0.693147181f);  // in units of attention_combine
+          part[C::VALUE_SIZE + 1] = narrow<typename C::Out>(total);
+        }
+      } else {
+        out[(int64_t)rows.b * C::O_B + h * C::O_H + s * C::O_S + d] =
+            narrow<typename C::Out>(x * (total > 0.0f ? 1.0f / total : 0.0f));
+      }
+    }
+  }
+
+  INLINE void run(DEVICE typename C::Out* out) {
+    const int tiles = (FlashRows<C>::QUERIES + C::ROWS - 1) / C::ROWS, groups = C::H / C::GROUP;
+    rows.q0 = (tiles - 1 - rows.at.workgroup % tiles) * C::ROWS;  // tiles with the most keys first
+    split = rows.at.workgroup / tiles % C::SPLITS;
+    rows.h = rows.at.workgroup / (tiles * C::SPLITS) % groups * C::GROUP;
+    rows.b = rows.at.workgroup / (tiles * C::SPLITS * groups);
     rows.hk = rows.h / C::HEADS_PER_KV;
-    rows.q0 = rows.tile * C::ROWS;
     rows.range();
-    // the queries pass through the first tile of keys
-    copy_rows(ks, q + ((int64_t)rows.b * C::Q_B + (int64_t)rows.h * C::Q_H), C::Q_S, rows.q0, C::SQ, C::KEY_SIZE, C::D);
+    copy_queries();  // they pass through the first tile of keys
     copy_async_commit();
     copy_async_wait<0>();
     barrier();
+    const int own = rows.at.subgroup / C::SHARES, share = rows.at.subgroup % C::SHARES * SHARE;
     FragA<T> x[C::D / 16];
 #pragma unroll
-    for (int n = 0; n < C::D / 16; n++) frag_load_a(x[n], ks + rows.at.subgroup * (16 * LD) + n * 16, LD, rows.at.lane);
+    for (int n = 0; n < C::D / 16; n++) frag_load_a(x[n], ks + own * (16 * LD) + n * 16, LD, rows.at.lane);
     barrier();
     FragC o[C::DV / 8];
 #pragma unroll
     for (int n = 0; n < C::DV / 8; n++) frag_zero(o[n]);
     rows.start();
-    const int steps = (rows.valid + C::KEYS - 1) / C::KEYS;
-    if (steps > 0) copy_tile(0, 0);
+    const int steps = (rows.valid + C::KEYS - 1) / C::KEYS, part = (steps + C::SPLITS - 1) / C::SPLITS;
+    const int begin = split * part, end = begin + part < steps ? begin + part : steps;
+    if (begin < end) copy_tile(begin, begin & 1);
     copy_async_commit();
-    for (int step = 0; step < steps; step++) {
+    for (int step = begin; step < end; step++) {
       copy_async_wait<0>();
       barrier();
-      if (step + 1 < steps) copy_tile(step + 1, (step + 1) & 1);
+      if (step + 1 < end) copy_tile(step + 1, (step + 1) & 1);
       copy_async_commit();
-      FragC s[C::KEYS / 8];
-      scores(s, x, ks + (step & 1) * SIZE);
+      FragC s[SHARE / 8];
+      scores(s, x, ks + (step & 1) * SIZE + share * LD);
       float rescaling[2];
       rows.softmax(s, rescaling, step);
       rows.rescale(o, rescaling);
-      add_values(o, s, vs + (step & 1) * VALUES);
+      add_values(o, s, vs + (step & 1) * VALUES + share * VALUE_LD);
     }
-    rows.store(o, out);
+    if constexpr (C::SPLITS > 1 || C::SHARES > 1) store_sums(o, out);
+    else rows.store(o, out);
   }
 };
 
 template <class C>
 INLINE void flash(
     DEVICE const typename C::T* q, DEVICE const typename C::T* k, DEVICE const typename C::T* v,
-    DEVICE const typename C::Mask* mask, DEVICE const int64_t* positions, DEVICE typename C::T* out,
+    DEVICE const typename C::Mask* mask, DEVICE const int64_t* positions, DEVICE typename C::Out* out,
     SMEM typename C::T* ks, SMEM typename C::T* vs, SMEM int* ms, SMEM int* limit, Thread at) {
   Flash<C> f;
   f.q = q; f.k = k; f.v = v; f.ks = ks; f.vs = vs;

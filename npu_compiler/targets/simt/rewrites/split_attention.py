@@ -10,11 +10,12 @@ from ....schedule.anchors import Attention, CombineAttention
 from ....schedule.kernel import Kernel
 from ....schedule.schedule import Schedule
 from ..kernels.attention import MAX_ROWS, MAX_SPLIT_SIZE
-from ..kernels.flash import on_matrix_unit
+from ..kernels.flash import KEYS, flash_tiles, is_flash, on_matrix_unit
 from ..lang.dialect import Dialect
 from .dialect_rewrite import DialectRewrite
 
 MIN_KEYS = 32  # of a part
+MANY_KEYS = 256  # of a part of a kernel of many queries: its products take longer than the parts
 MAX_SPLITS = 128
 
 
@@ -34,11 +35,20 @@ REWRITE = DialectRewrite(
 def _splits(k: Attention, dialect: Dialect) -> int:
     q, keys = k.inputs[:2]
     size = k.outputs[0].shape[3]
-    if math.prod(k.outputs[0].shape) == 0 or size > MAX_SPLIT_SIZE or on_matrix_unit(k, dialect):
+    if math.prod(k.outputs[0].shape) == 0 or size > MAX_SPLIT_SIZE:
         return 1
     b, h, sq, _ = q.shape
-    workgroups = b * keys.shape[1] * -(-(h // keys.shape[1] * sq) // MAX_ROWS)
-    return min(MAX_SPLITS, keys.shape[2] // MIN_KEYS, dialect.device.compute_units * 2 // workgroups)
+    units, least = dialect.device.compute_units, MIN_KEYS
+    if on_matrix_unit(k, dialect):
+        # the keys of a limited kernel may be few
+        if k.limited or not is_flash(k, dialect):
+            return 1
+        workgroups, least = flash_tiles(q, keys) * 2, MANY_KEYS
+    elif is_flash(k, dialect):
+        workgroups, least = flash_tiles(q, keys), KEYS
+    else:
+        workgroups = b * keys.shape[1] * -(-(h // keys.shape[1] * sq) // MAX_ROWS)
+    return min(MAX_SPLITS, keys.shape[2] // least, units * 2 // workgroups)
 
 
 def _split(schedule: Schedule, k: Attention, splits: int) -> tuple[Kernel, Kernel]:
