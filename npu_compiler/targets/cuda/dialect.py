@@ -15,6 +15,7 @@ from .decoded_gemm import decoded_column_tiles, emit_decoded_gemm, supports_deco
 from .devices import DEFAULT, DEVICES, CUDADevice
 from .dual_conv import emit_dual_conv, supports_dual_conv
 from .flash import emit_wgmma_flash, supports_attention
+from .flash_tf32 import emit_flash_tf32, supports_float32
 from .pooled_conv import emit_pooled_conv, supports_pooled_conv
 from .pooled_rows import emit_pooled_rows, supports_pooled_rows
 from .rotary_gemm import emit_rotary_gemm, supports_rotary_gemm
@@ -83,6 +84,7 @@ DIALECT = Dialect(
     prefetches=True,
     has_double=True,
     fast=("sigmoid",),
+    special=(special(Attention, supports_float32, emit_flash_tf32),),
 )
 
 # Programs that use Hopper's own instructions run on no other architecture.
@@ -102,6 +104,7 @@ HOPPER = replace(
         special(PooledConv2d, supports_pooled_conv, emit_pooled_conv),
         special(GemmWithLoops, supports_rotary_gemm, emit_rotary_gemm),
         special(Attention, supports_attention, emit_wgmma_flash),
+        *DIALECT.special,
     ),
     clustered=clustered,
 )

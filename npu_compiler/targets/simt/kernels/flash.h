@@ -12,7 +12,7 @@
 // same, padded with zeros to whole products; HEADS_PER_KV: query heads of a key/value head; the strides Q_B Q_H Q_S of
 // the queries, K_*, V_*, O_* of the output, M_* (also M_D) of the mask; LIMIT: stride of the positions; THREADS: those
 // that compute the range of keys. MASKED: there is a mask, boolean (BOOLEAN) or added to the scores. TILED: the mask is
-// loaded in tiles with the keys. BY_POSITION: a query attends to the keys up to its position. CAUSAL: up to its own row.
+// loaded in tiles with the keys. MASK_PAIRS: two adjacent elements of it can be loaded at once. BY_POSITION: a query attends to the keys up to its position. CAUSAL: up to its own row.
 // LIMITED: keys beyond the largest position are not read. POSITIONS_ARE_INPUTS: no preceding kernel writes the
 // positions. SCALE: of the scores, times log2(e), because the kernel computes powers of two. SCALE_LATE: the scale is
 // applied when exponents are computed, in one instruction with the subtraction.
@@ -105,26 +105,41 @@ template <class C> struct FlashRows {
     return (int64_t)b * C::M_B + (int64_t)head(i) * C::M_H + (int64_t)query(i) * C::M_S + (int64_t)t * C::M_D;
   }
 
-  // Returns the mask of row i and key t, column c of the tile.
-  INLINE typename C::Mask mask_of(int i, int step, int t, int c) {
+  // Loads the masks of row i and keys t and t + 1, columns c and c + 1 of the tile.
+  INLINE void load_masks(THREAD typename C::Mask (&m)[2], int i, int step, int t, int c) {
+    typedef Vec<typename C::Mask, 2> Pair;
     const int whole = C::SK - C::SK % MASK_VECTOR;  // keys whose masks are in tiles
     SMEM const typename C::Mask* const tile = (SMEM const typename C::Mask*)ms + (step & 1) * (C::ROWS * MASK_LD);
-    if (C::TILED && (whole == C::SK || t < whole)) return tile[(i - q0) * MASK_LD + c];
-    return mask[mask_place(existing(i), t < valid ? t : 0)];
+    if (C::TILED && (whole == C::SK || t < whole)) {
+      const Pair pair = *(SMEM const Pair*)(tile + (i - q0) * MASK_LD + c);
+      m[0] = pair.v[0];
+      m[1] = pair.v[1];
+    } else if (C::MASK_PAIRS) {
+      const Pair pair = *(DEVICE const Pair*)(mask + mask_place(existing(i), t < valid ? t : 0));
+      m[0] = pair.v[0];
+      m[1] = pair.v[1];
+    } else {
+#pragma unroll
+      for (int e = 0; e < 2; e++) m[e] = mask[mask_place(existing(i), t + e < valid ? t + e : 0)];
+    }
   }
 
-  // Returns the score x of row i, the lane's row r, and column c of the tile, or -inf if this key is masked.
-  INLINE float masked_score(float x, int r, int i, int step, int c) {
+  // Masks the scores x of keys t and t + 1, columns c and c + 1 of the tile, and row i, the lane's row r.
+  INLINE void apply_masks(THREAD float* x, int r, int i, int step, int c) {
     const int t = step * C::KEYS + c;
-    bool seen = C::BY_POSITION || t < valid;  // no row attends to keys beyond the last one that some row attends to
-    if (C::CAUSAL) seen = seen && t <= query(i);
-    if (C::BY_POSITION) seen = seen && t <= last_key[r];
-    if (C::MASKED) {
-      const typename C::Mask m = mask_of(i, step, t, c);
-      seen = seen && is_set(m);
-      x = added_to(x, m);
+    typename C::Mask m[2];
+    if (C::MASKED) load_masks(m, i, step, t, c);
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+      bool seen = C::BY_POSITION || t + e < valid;  // no row attends to keys beyond the last that some row attends to
+      if (C::CAUSAL) seen = seen && t + e <= query(i);
+      if (C::BY_POSITION) seen = seen && t + e <= last_key[r];
+      if (C::MASKED) {
+        seen = seen && is_set(m[e]);
+        x[e] = added_to(x[e], m[e]);
+      }
+      x[e] = seen ? x[e] : -m_inf_float();
     }
-    return seen ? x : -m_inf_float();
   }
 
   // Replaces scores by weights, and rescales row_sum to the new maximum. `rescaling`: the factors of the lane's rows of
@@ -138,10 +153,12 @@ template <class C> struct FlashRows {
 #pragma unroll
       for (int j = 0; j < C::KEYS / C::SHARES / 8; j++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-          const int r = e / 2;
-          s[j].v[e] = masked_score(s[j].v[e] * now, r, i[r], step, first + j * 8 + frag_column(at.lane, e));
-          maximum[r] = m_max(maximum[r], s[j].v[e]);
+        for (int r = 0; r < 2; r++) {
+          THREAD float* const x = s[j].v + 2 * r;
+          x[0] *= now;
+          x[1] *= now;
+          apply_masks(x, r, i[r], step, first + j * 8 + frag_column(at.lane, 0));
+          maximum[r] = m_max(maximum[r], m_max(x[0], x[1]));
         }
     } else {
 #pragma unroll
@@ -155,8 +172,9 @@ template <class C> struct FlashRows {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       maximum[r] = frag_row_max(maximum[r]);
-      base[r] = maximum[r] == -m_inf_float() ? 0.0f : maximum[r] * later;
-      rescaling[r] = m_exp2(row_max[r] * later - base[r]);
+      const float most = maximum[r] == -m_inf_float() ? 0.0f : maximum[r];
+      base[r] = most * later;
+      rescaling[r] = m_exp2((row_max[r] - most) * later);  // exactly 1 if the maximum stays
       row_max[r] = maximum[r];
     }
 #pragma unroll

@@ -99,6 +99,8 @@ def flash_sizes(
     tiled = mask is not None and mask.strides[3] == 1 and (boolean or mask.strides[2] != 0)
     if tiled and mask is not None:
         tiled = not any(s * dtypes.DTYPES[mask.dtype].size % 16 for s in (*mask.strides[:3], mask.offset))
+    pairs = mask is not None and mask.strides[3] == 1
+    pairs = pairs and mask is not None and not any(s % 2 for s in (*mask.strides[:3], mask.offset, mask.shape[3]))
     scale = kernel.scale * math.log2(math.e)
     sizes: dict[str, bool | int | float] = dict(
         B=q.shape[0], H=q.shape[1], SQ=q.shape[2], SK=k.shape[2], KEY_SIZE=q.shape[3], VALUE_SIZE=v.shape[3],
@@ -106,9 +108,10 @@ def flash_sizes(
         HEADS_PER_KV=q.shape[1] // k.shape[1],
         GROUP=heads, SHARES=shares, SPLITS=kernel.splits, ROWS=rows, KEYS=keys, THREADS=threads,
         LIMIT=limits.strides[0] if limits else 0, MASKED=mask is not None, BOOLEAN=boolean, TILED=tiled,
+        MASK_PAIRS=pairs,
         BY_POSITION=kernel.by_position, CAUSAL=kernel.causal, LIMITED=kernel.limited,
         POSITIONS_ARE_INPUTS=bool(kernel.limited and limits and limits.buffer.is_input), SCALE=float(scale),
-        SCALE_LATE=scale >= 0 and (mask is None or boolean),
+        SCALE_LATE=scale > 0 and (mask is None or boolean),
         **strides("Q", q), **strides("K", k), **strides("V", v), **strides("O", out if kernel.splits == 1 else None),
         **strides("M", mask),
     )  # fmt: skip
