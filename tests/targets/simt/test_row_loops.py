@@ -70,7 +70,7 @@ def test_a_copy_gathers_neighbours_that_are_near() -> None:
 def test_few_keys_have_few_threads(heads: int, threads: int) -> None:
     """A thread adds up several keys before the threads' sums are added up, if there are tiles for all units."""
     g = Graph("few_keys")
-    q, k, v = (g.input(n, (16, heads, s, 32), "float32") for n, s in (("q", 40), ("k", 24), ("v", 24)))
+    q, k, v = (g.input(n, (16, heads, s, 32), "float32") for n, s in (("q", 8), ("k", 24), ("v", 24)))
     g.outputs = [("y", g.attention(q, k, v, None, 0.125, False))]
     schedule = run_graph(g, "cuda:sm_90").schedule
     assert schedule is not None

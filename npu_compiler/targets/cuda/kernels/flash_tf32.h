@@ -10,18 +10,8 @@
 #pragma once
 #include "flash.h"
 
-INLINE void split_tf32(float x, uint& high, uint& low) {
-  high = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;  // rounded to 11 bits
-  low = __float_as_uint(x - __uint_as_float(high));     // the matrix unit ignores its last bits
-}
-
-// Parts of operands [16, 8] or [8, 8] of a product.
-struct SplitA { FragA<float> high, low; };
-struct SplitB { FragB<float> high, low; };
-
-INLINE void split_mma(FragC& sum, FragC& small, const SplitA& a, const SplitB& b) {
-  frag_mma(small, a.low, b.high);
-  frag_mma(small, a.high, b.low);
+INLINE void split_mma(FragC& sum, FragC& small, const FragA<tf32x2>& a, const FragB<tf32x2>& b) {
+  frag_mma_small(small, a, b);
   frag_mma(sum, a.high, b.high);
 }
 
@@ -68,7 +58,7 @@ template <class C> struct FlashTf32 {
 #pragma unroll
     for (int n = 0; n < C::D / 16; n++) {
       const float4 x[2] = {*(const float4*)(own + n * 16), *(const float4*)(own + 8 * LD + n * 16)};
-      SplitA a[2];
+      FragA<tf32x2> a[2];
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         split_tf32(x[r].x, a[0].high.v[r], a[0].low.v[r]);
@@ -76,7 +66,7 @@ template <class C> struct FlashTf32 {
         split_tf32(x[r].z, a[1].high.v[r], a[1].low.v[r]);
         split_tf32(x[r].w, a[1].high.v[2 + r], a[1].low.v[2 + r]);
       }
-      SplitB b[C::KEYS / 8][2];
+      FragB<tf32x2> b[C::KEYS / 8][2];
 #pragma unroll
       for (int j = 0; j < C::KEYS / 8; j++) {
         const float4 y = *(const float4*)(keys + (j * 8 + g) * LD + n * 16 + t * 4);
@@ -107,7 +97,7 @@ template <class C> struct FlashTf32 {
   // product, because a lane has their weights.
   INLINE void add_values(FragC* o, const FragC* s, const float* rescaling, const float* values) {
     const int g = rows.at.lane / 4, t = rows.at.lane % 4;
-    SplitA w[C::KEYS / 8];
+    FragA<tf32x2> w[C::KEYS / 8];
 #pragma unroll
     for (int n = 0; n < C::KEYS / 8; n++)
 #pragma unroll
@@ -126,7 +116,7 @@ template <class C> struct FlashTf32 {
 #pragma unroll
         for (int c = 0; c < COLUMNS && first + c < C::DV / 8; c++) {
           const float* const from = values + (n * 8 + t * 2) * VALUE_LD + (first + c) * 8 + g;
-          SplitB b;
+          FragB<tf32x2> b;
           split_tf32(from[0], b.high.v[0], b.low.v[0]);
           split_tf32(from[VALUE_LD], b.high.v[1], b.low.v[1]);
           split_mma(sum[c], small[c], w[n], b);

@@ -11,6 +11,8 @@ typedef unsigned char bool8;
 struct f16 { uint16_t bits; };
 struct bf16 { uint16_t bits; };
 struct e4m3x2 { uint16_t bits; };  // two elements of an operand
+struct b32 { uint bits; };  // any element of 32 bits
+struct tf32x2 { float x; };  // a float32 operand that the matrix unit multiplies as the sum of two TF32 numbers
 struct u8s8 { uint16_t bits; };  // two elements of an operand: uint8 on the left, int8 on the right
 
 #define HAS_DOUBLE 1
@@ -220,20 +222,50 @@ INLINE uint to_tf32(uint bits) {
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(__uint_as_float(bits)));
   return y;
 }
-INLINE void frag_load_a(FragA<float>& f, const float* p, int ld, int lane) {
+INLINE void frag_load_a(FragA<b32>& f, const b32* p, int ld, int lane) {
   const uint at = shared_address(p + (lane & 15) * ld + (lane >> 4) * 4);
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(f.v[0]), "=r"(f.v[1]), "=r"(f.v[2]), "=r"(f.v[3]) : "r"(at) : "memory");
-  for (int i = 0; i < 4; i++) f.v[i] = to_tf32(f.v[i]);
 }
-INLINE void frag_load_b(FragB<float>& f, const float* p, int ld, int lane) {
+INLINE void frag_load_b(FragB<b32>& f, const b32* p, int ld, int lane) {
   const uint at = shared_address(p + (lane & 7) * ld + (lane >> 3 & 1) * 4);
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
                : "=r"(f.v[0]), "=r"(f.v[1]) : "r"(at) : "memory");
-  for (int i = 0; i < 2; i++) f.v[i] = to_tf32(f.v[i]);
+}
+INLINE void frag_load_a(FragA<float>& f, const float* p, int ld, int lane) {
+  FragA<b32> x;
+  frag_load_a(x, (const b32*)p, ld, lane);
+  for (int i = 0; i < 4; i++) f.v[i] = to_tf32(x.v[i]);
+}
+INLINE void frag_load_b(FragB<float>& f, const float* p, int ld, int lane) {
+  FragB<b32> x;
+  frag_load_b(x, (const b32*)p, ld, lane);
+  for (int i = 0; i < 2; i++) f.v[i] = to_tf32(x.v[i]);
 }
 INLINE void frag_mma(FragC& c, const FragA<float>& a, const FragB<float>& b) {
   MMA("m16n8k8.row.col.f32.tf32.tf32.f32", "+f");
+}
+// Parts of float32 operands. PTX ignores the last bits of `low`.
+INLINE void split_tf32(float x, uint& high, uint& low) {
+  high = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;  // rounded to 11 bits
+  low = __float_as_uint(x - __uint_as_float(high));
+}
+template <> struct FragA<tf32x2> { FragA<float> high, low; };
+template <> struct FragB<tf32x2> { FragB<float> high, low; };
+INLINE void frag_load_a(FragA<tf32x2>& f, const tf32x2* p, int ld, int lane) {
+  FragA<b32> x;
+  frag_load_a(x, (const b32*)p, ld, lane);
+  for (int i = 0; i < 4; i++) split_tf32(__uint_as_float(x.v[i]), f.high.v[i], f.low.v[i]);
+}
+INLINE void frag_load_b(FragB<tf32x2>& f, const tf32x2* p, int ld, int lane) {
+  FragB<b32> x;
+  frag_load_b(x, (const b32*)p, ld, lane);
+  for (int i = 0; i < 2; i++) split_tf32(__uint_as_float(x.v[i]), f.high.v[i], f.low.v[i]);
+}
+// c += the small terms of a b.
+INLINE void frag_mma_small(FragC& c, const FragA<tf32x2>& a, const FragB<tf32x2>& b) {
+  frag_mma(c, a.low, b.high);
+  frag_mma(c, a.high, b.low);
 }
 // Pairs of 8-bit integers, summed in int32: C [16, 8] += A [16, 16] B [8, 16]^T in pairs.
 struct FragI { int v[4]; };

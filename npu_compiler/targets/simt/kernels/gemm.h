@@ -164,68 +164,112 @@ INLINE void store_results(THREAD const E& epilogue, SMEM const typename D::Sum* 
   }
 }
 
+// The loop over K: a ring of STAGES in shared memory holds stages of both operands, and `products` adds the product of
+// each: add(as, bs, lane).
+template <class D, class Left, class Right> struct MmaLoop {
+  typedef typename D::T T;
+  CONSTANTS int STAGE = (D::TILE_M + D::TILE_N) * D::LD;
+  CONSTANTS int STEPS = ((D::K + D::TILE_K - 1) / D::TILE_K + D::SPLITS - 1) / D::SPLITS;
+  DEVICE const T* a;
+  DEVICE const T* b;
+  SMEM T* ring;
+  int first;  // of this part's terms
+  StageCopy<D, PaddedRows<D::LD>, Left, D::TILE_M> left;
+  StageCopy<D, PaddedRows<D::LD>, Right, D::TILE_N> right;
+
+  INLINE void setup(THREAD const GemmTile& tile, int tid) {
+    first = tile.split * (STEPS * D::TILE_K);
+    left.setup(tile.m * D::TILE_M, tile.batch, tid);
+    right.setup(tile.n * D::TILE_N, tile.batch, tid);
+  }
+  INLINE void load(int step, int tid) const {
+    left.load(ring, step % D::STAGES * STAGE, a, first + step * D::TILE_K, tid);
+    right.load(ring, step % D::STAGES * STAGE + D::TILE_M * D::LD, b, first + step * D::TILE_K, tid);
+  }
+  template <class P> INLINE void run(THREAD P& products, Thread th) const {
+#pragma unroll
+    for (int n = 0; n < D::STAGES - 1; n++) {
+      load(n, th.tid);
+      copy_async_commit();
+    }
+#pragma unroll 1
+    for (int step = 0; step < STEPS; step++) {
+      copy_async_wait<D::STAGES - 2>();
+      barrier();
+      if (step + D::STAGES - 1 < STEPS) load(step + D::STAGES - 1, th.tid);
+      copy_async_commit();
+      SMEM const T* const as = ring + step % D::STAGES * STAGE;
+      products.add(as, as + D::TILE_M * D::LD, th.lane);
+    }
+    copy_async_wait<0>();
+    barrier();
+  }
+};
+
+// A subgroup's results, in fragments.
+template <class D> struct MmaResults {
+  CONSTANTS int ROWS = D::TILE_M / D::SUBGROUPS_M, COLUMNS = D::TILE_N / D::SUBGROUPS_N;
+  CONSTANTS int TILES_M = ROWS / D::FRAG_M, TILES_N = COLUMNS / D::FRAG_N;
+  int row0, column0;
+  typename D::Frag acc[TILES_M][TILES_N];
+
+  INLINE void setup(int subgroup) {
+    row0 = subgroup / D::SUBGROUPS_N * ROWS;
+    column0 = subgroup % D::SUBGROUPS_N * COLUMNS;
+#pragma unroll
+    for (int i = 0; i < TILES_M; i++)
+#pragma unroll
+      for (int j = 0; j < TILES_N; j++) frag_zero(acc[i][j]);
+  }
+  // Applies the epilogue to the results of all subgroups, which pass through shared memory.
+  template <class E>
+  INLINE void store(THREAD const E& epilogue, SMEM int* memory, THREAD const GemmTile& tile, Thread th) const {
+    SMEM typename D::Sum* const results = (SMEM typename D::Sum*)memory;
+    const int ld = D::TILE_N + 4;
+#pragma unroll
+    for (int i = 0; i < TILES_M; i++)
+#pragma unroll
+      for (int j = 0; j < TILES_N; j++)
+        frag_store(results + (row0 + i * D::FRAG_M) * ld + column0 + j * D::FRAG_N, ld, acc[i][j], th.lane);
+    barrier();
+    store_results<D>(epilogue, results, tile, th.tid);
+  }
+};
+
+template <class D> struct MmaProducts {
+  typedef typename D::T T;
+  typedef MmaResults<D> R;
+  R results;
+
+  INLINE void add(SMEM const T* as, SMEM const T* bs, int lane) {
+#pragma unroll
+    for (int k = 0; k < D::TILE_K; k += D::FRAG_K) {
+      FragA<T> x[R::TILES_M];
+      FragB<T> y[R::TILES_N];
+#pragma unroll
+      for (int i = 0; i < R::TILES_M; i++)
+        frag_load_a(x[i], as + (results.row0 + i * D::FRAG_M) * D::LD + k, D::LD, lane);
+#pragma unroll
+      for (int j = 0; j < R::TILES_N; j++)
+        frag_load_b(y[j], bs + (results.column0 + j * D::FRAG_N) * D::LD + k, D::LD, lane);
+#pragma unroll
+      for (int i = 0; i < R::TILES_M; i++)
+#pragma unroll
+        for (int j = 0; j < R::TILES_N; j++) frag_mma(results.acc[i][j], x[i], y[j]);
+    }
+  }
+};
+
 template <class D, class Left, class Right, class E>
 INLINE void mma_gemm(Left, DEVICE const typename D::T* a, Right, DEVICE const typename D::T* b, SMEM int* memory,
                      THREAD const E& epilogue, Thread th) {
-  typedef typename D::T T;
   ASSUME(th.tid >= 0 && th.tid < D::THREADS);
-  const int rows = D::TILE_M / D::SUBGROUPS_M, columns = D::TILE_N / D::SUBGROUPS_N;  // of a subgroup
-  const int tiles_m = rows / D::FRAG_M, tiles_n = columns / D::FRAG_N, stage = (D::TILE_M + D::TILE_N) * D::LD;
-  const int steps = ((D::K + D::TILE_K - 1) / D::TILE_K + D::SPLITS - 1) / D::SPLITS;
   const GemmTile tile = gemm_tile<D>(th.workgroup);
-  SMEM T* const ring = (SMEM T*)memory;
-  const int first = tile.split * (steps * D::TILE_K), row0 = th.subgroup / D::SUBGROUPS_N * rows;
-  const int column0 = th.subgroup % D::SUBGROUPS_N * columns;
-  StageCopy<D, PaddedRows<D::LD>, Left, D::TILE_M> left;
-  StageCopy<D, PaddedRows<D::LD>, Right, D::TILE_N> right;
-  left.setup(tile.m * D::TILE_M, tile.batch, th.tid);
-  right.setup(tile.n * D::TILE_N, tile.batch, th.tid);
-  typename D::Frag acc[tiles_m][tiles_n];
-#pragma unroll
-  for (int i = 0; i < tiles_m; i++)
-#pragma unroll
-    for (int j = 0; j < tiles_n; j++) frag_zero(acc[i][j]);
-#pragma unroll
-  for (int n = 0; n < D::STAGES - 1; n++) {
-    left.load(ring, n * stage, a, first + n * D::TILE_K, th.tid);
-    right.load(ring, n * stage + D::TILE_M * D::LD, b, first + n * D::TILE_K, th.tid);
-    copy_async_commit();
-  }
-#pragma unroll 1
-  for (int step = 0; step < steps; step++) {
-    copy_async_wait<D::STAGES - 2>();
-    barrier();
-    const int ahead = step + D::STAGES - 1;
-    if (ahead < steps) {
-      left.load(ring, ahead % D::STAGES * stage, a, first + ahead * D::TILE_K, th.tid);
-      right.load(ring, ahead % D::STAGES * stage + D::TILE_M * D::LD, b, first + ahead * D::TILE_K, th.tid);
-    }
-    copy_async_commit();
-    SMEM const T* const as = ring + step % D::STAGES * stage;
-    SMEM const T* const bs = as + D::TILE_M * D::LD;
-#pragma unroll
-    for (int k = 0; k < D::TILE_K; k += D::FRAG_K) {
-      FragA<T> x[tiles_m];
-      FragB<T> y[tiles_n];
-#pragma unroll
-      for (int i = 0; i < tiles_m; i++) frag_load_a(x[i], as + (row0 + i * D::FRAG_M) * D::LD + k, D::LD, th.lane);
-#pragma unroll
-      for (int j = 0; j < tiles_n; j++) frag_load_b(y[j], bs + (column0 + j * D::FRAG_N) * D::LD + k, D::LD, th.lane);
-#pragma unroll
-      for (int i = 0; i < tiles_m; i++)
-#pragma unroll
-        for (int j = 0; j < tiles_n; j++) frag_mma(acc[i][j], x[i], y[j]);
-    }
-  }
-  copy_async_wait<0>();
-  barrier();
-  SMEM typename D::Sum* const results = (SMEM typename D::Sum*)memory;
-  const int ld = D::TILE_N + 4;
-#pragma unroll
-  for (int i = 0; i < tiles_m; i++)
-#pragma unroll
-    for (int j = 0; j < tiles_n; j++)
-      frag_store(results + (row0 + i * D::FRAG_M) * ld + column0 + j * D::FRAG_N, ld, acc[i][j], th.lane);
-  barrier();
-  store_results<D>(epilogue, results, tile, th.tid);
+  MmaLoop<D, Left, Right> loop;
+  loop.a = a; loop.b = b; loop.ring = (SMEM typename D::T*)memory;
+  loop.setup(tile, th.tid);
+  MmaProducts<D> products;
+  products.results.setup(th.subgroup);
+  loop.run(products, th);
+  products.results.store(epilogue, memory, tile, th);
 }

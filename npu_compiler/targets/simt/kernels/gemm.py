@@ -20,7 +20,7 @@ from .gemv import emit_gemv, is_gemv
 from .gemv_bf16c12 import emit_gemv_bf16c12
 from .gemv_blocks import emit_gemv_blocks, reads_blocks
 from .grouped import emit_grouped, supports_grouped
-from .operand_types import FLOATS, OperandType, as_b16, operand_type
+from .operand_types import FLOATS, SPLIT_FLOATS, OperandType, as_b16, operand_type
 
 
 def reads(layout: str) -> bool:
@@ -180,10 +180,29 @@ def choose_tile(p: Product, dialect: Dialect) -> Tile:
     return Tile(32, 64, 64, 1, 4) if p.m <= 32 else Tile(64, 64, 64, 2, 2)
 
 
+# Tiles of split float32 products; the workgroups of each that fit on a compute unit; the results that this computes in
+# the same time, as a fraction of the largest tile's.
+SPLIT_TILES = ((Tile(128, 128, 32, 2, 4), 1, 1.0), (Tile(128, 64, 32, 4, 2), 1, 0.9), (Tile(64, 64, 32, 2, 2), 2, 0.8))
+
+
+def choose_split_tile(p: Product, dialect: Dialect) -> Tile:
+    """Return the tile of a split float32 product that gives the busiest compute unit the least work."""
+
+    def cost(t: tuple[Tile, int, float]) -> float:
+        tile, resident, rate = t
+        waves = blocks(_groups(p, tile), dialect.device.compute_units)
+        return waves * tile.m * tile.n / (rate if waves >= resident else rate / resident * waves)
+
+    return min(SPLIT_TILES, key=cost)[0]
+
+
 def uses_matrix_unit(kernel: Gemm | Conv2d, dialect: Dialect) -> bool:
     """Whether the matrix unit multiplies the operands of ``kernel``."""
     dtype = kernel.inputs[0].dtype
-    tf32 = kernel.tf32 and dtype == "float32" and bool(dialect.matrix_tf32)
+    tf32 = dtype == "float32" == kernel.weight.dtype and bool(dialect.matrix_tf32)
+    if tf32 and not kernel.tf32:
+        p = product_of(kernel)
+        return p.m > WGMMA_ROWS and p.n > WGMMA_ROWS
     return tf32 or (dtype in dialect.matrix_types and as_b16(kernel) is not None)
 
 
@@ -191,22 +210,24 @@ def _tiles(kernel: Gemm | Conv2d, dialect: Dialect) -> Emission:
     """Return the function that computes tiles of the result, on the matrix unit if it supports the operands' type."""
     if not uses_matrix_unit(kernel, dialect):
         return _simple_gemm(kernel, dialect)
-    kind = operand_type(kernel) or FLOATS
+    split = kernel.inputs[0].dtype == "float32" and not kernel.tf32
+    kind = SPLIT_FLOATS if split else operand_type(kernel) or FLOATS
     kernel = as_b16(kernel) or kernel
     p = product_of(kernel)
     groups = kernel.groups if isinstance(kernel, Conv2d) else 1
     narrow = groups > 1 and p.n <= NARROW < p.m and dialect.device.shared_bytes >= 64 << 10
-    if p.m > WGMMA_ROWS and dialect.wgmma_widths and not narrow and not kernel.tf32:
+    if p.m > WGMMA_ROWS and dialect.wgmma_widths and not narrow and kind not in (FLOATS, SPLIT_FLOATS):
         tile = min(wgmma_tiles(dialect), key=lambda t: wgmma_cost(p, t, dialect))
         return _matrix_gemm(kernel, dialect, p, kind, tile, "wgmma_gemm", tile.k, wgmma_stages(tile))
-    tile = Tile(128, 16 if p.n <= 16 else 32, 32, 4, 1) if narrow else choose_tile(p, dialect)
+    choose = choose_split_tile if split else choose_tile
+    tile = Tile(128, 16 if p.n <= 16 else 32, 32, 4, 1) if narrow else choose(p, dialect)
     size = dtypes.DTYPES[kernel.inputs[0].dtype].size
     ld = tile.k + 16 // size  # avoids bank conflicts between rows that are read together
     # of the workgroups on a compute unit; the stages of 16-bit operands leave room for others
     resident = 2 if kernel.tf32 else 1
     room = dialect.device.shared_bytes // resident // ((tile.m + tile.n) * ld * size)
     stages = max(2, min(dialect.stages, room, blocks(blocks(p.k, tile.k), p.splits) + 1))
-    return _matrix_gemm(kernel, dialect, p, kind, tile, "mma_gemm", ld, stages)
+    return _matrix_gemm(kernel, dialect, p, kind, tile, "split_gemm" if split else "mma_gemm", ld, stages)
 
 
 def _sizes(kernel: Gemm | Conv2d, p: Product, tile: Tile) -> dict[str, bool | int]:
@@ -286,7 +307,7 @@ def _matrix_gemm(
     size = dtypes.DTYPES[kernel.inputs[0].dtype].size
     count = max(stages * (tile.m + tile.n) * ld * size, tile.m * (tile.n + 4) * 4) // 4  # operands, and then results
     memory = f.array("int", "memory", blocks(count, 4) * 4)
-    matrix = dialect.matrix_tf32 if kernel.tf32 else dialect.matrix
+    matrix = dialect.matrix_tf32 if kind in (FLOATS, SPLIT_FLOATS) else dialect.matrix
     fragment = dict(zip(("FRAG_M", "FRAG_N", "FRAG_K"), matrix, strict=True))
     sizes = _sizes(kernel, p, tile) | dict(
         SUBGROUPS_M=tile.subgroups_m, SUBGROUPS_N=tile.subgroups_n, STAGES=stages, LD=ld, **fragment
