@@ -184,7 +184,7 @@ def table(results: dict[str, Any]) -> str:
     """Return Markdown: attention and the float32 layers, the worst ratio of each first."""
     lines = []
     for title, kind in (("attention", Attention), ("float32", Layer)):
-        lines += [f"| {title} | npusim, µs | PyTorch, µs | ratio | error, of PyTorch's |", "|---|---:|---:|---:|---:|"]
+        lines += [f"| {title} | npusim | PyTorch | ratio | error, of PyTorch's |", "|---|---:|---:|---:|---:|"]
         found = {name: results["cases"][name] for name, case in CASES.items() if isinstance(case, kind)}
         for name, r in sorted(found.items(), key=lambda item: -item[1]["ratio"]):
             mark, error = "" if r["within_gate"] else " ✗", r["error"] / r["eager_error"]
@@ -192,8 +192,9 @@ def table(results: dict[str, Any]) -> str:
             lines.append(f"| {name} ({r['case']}) | {ours:.1f}{mark} | {theirs:.1f} | {r['ratio']:.2f} | {error:.2f} |")
         lines.append("")
     text = (
-        f"{results['hardware']}, PyTorch {results['versions']['torch']}, eager, {results['date']}. Errors are RMS "
-        f"against float64, at most 1.1 × PyTorch's unless marked ✗. Command: `{results['command']}`."
+        f"Median microseconds, {results['hardware']}, PyTorch {results['versions']['torch']}, eager, "
+        f"{results['date']}. Errors are RMS against float64, at most 1.1 × PyTorch's unless marked ✗. "
+        f"Command: `{results['command']}`."
     )
     return "\n".join([*lines, text])
 

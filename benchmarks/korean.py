@@ -20,6 +20,8 @@ LABELS = {
     r"of bandwidth": "대역폭 대비",
     r"GGUF file": "GGUF 파일",
     r"µs a call, batch 1": "호출당 µs, 배치 1",
+    r"attention": "어텐션",
+    r"error, of PyTorch's": "PyTorch 대비 오차",
     r"a decode step": "디코드 한 단계",
     r"launches": "실행 횟수",
     r"barriers": "배리어",
@@ -129,6 +131,12 @@ SENTENCES = {
     r"fastest of the others\.": (
         r"중앙값(밀리초), \1, CUDA \2 드라이버, \3. 괄호 안은 나머지 중 가장 빠른 것보다 몇 배 빠른지를 "
         r"나타냅니다."
+    ),
+    r"Median microseconds, (NVIDIA .+?), PyTorch (\S+), eager, (\d{4}-\d\d-\d\d)\.": (
+        r"중앙값(마이크로초), \1, PyTorch \2 eager, \3."
+    ),
+    r"Errors are RMS against float64, at most ([\d.]+) × PyTorch's unless marked ✗\.": (
+        r"오차는 float64 대비 RMS이며, ✗ 표시가 없으면 PyTorch의 \1배 이하입니다."
     ),
     r"Random weights and inputs, but 8-bit ResNet-50 has trained weights and photographs\.": (
         "가중치와 입력은 무작위이지만, 8비트 ResNet-50의 가중치는 학습된 것이고 입력은 사진입니다."

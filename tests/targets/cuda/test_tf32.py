@@ -45,8 +45,9 @@ def program(ir: IRGraph) -> CompiledProgram:
 @cuda_gpu.compiles()
 def test_all_products_use_the_matrix_unit(ir: IRGraph, program: CompiledProgram) -> None:
     exact = npu_compiler.compile(ir, "cuda:sm_90").sources["kernels.cu"]
-    assert program.sources["kernels.cu"].count("mma_gemm<") == 4
-    assert "mma_gemm<" not in exact
+    kernels = program.sources["kernels.cu"]
+    assert kernels.count("split_gemm<gemm") + kernels.count("split_gemm<conv") == kernels.count("SMALL = false") == 4
+    assert "SMALL = false" not in exact
 
 
 @pytest.mark.parametrize("target", ["cpu", "metal"])

@@ -216,12 +216,7 @@ INLINE void frag_mma(FragC& c, const FragA<f16>& a, const FragB<f16>& b) {
 INLINE void frag_mma(FragC& c, const FragA<bf16>& a, const FragB<bf16>& b) {
   MMA("m16n8k16.row.col.f32.bf16.bf16.f32", "+f");
 }
-// float32 operands, rounded to TF32: C [16, 8] += A [16, 8] B [8, 8]^T. ldmatrix moves a float as two halves.
-INLINE uint to_tf32(uint bits) {
-  uint y;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(__uint_as_float(bits)));
-  return y;
-}
+// Operands of TF32, in 32 bits: C [16, 8] += A [16, 8] B [8, 8]^T. ldmatrix moves an element as two halves.
 INLINE void frag_load_a(FragA<b32>& f, const b32* p, int ld, int lane) {
   const uint at = shared_address(p + (lane & 15) * ld + (lane >> 4) * 4);
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -231,16 +226,6 @@ INLINE void frag_load_b(FragB<b32>& f, const b32* p, int ld, int lane) {
   const uint at = shared_address(p + (lane & 7) * ld + (lane >> 3 & 1) * 4);
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
                : "=r"(f.v[0]), "=r"(f.v[1]) : "r"(at) : "memory");
-}
-INLINE void frag_load_a(FragA<float>& f, const float* p, int ld, int lane) {
-  FragA<b32> x;
-  frag_load_a(x, (const b32*)p, ld, lane);
-  for (int i = 0; i < 4; i++) f.v[i] = to_tf32(x.v[i]);
-}
-INLINE void frag_load_b(FragB<float>& f, const float* p, int ld, int lane) {
-  FragB<b32> x;
-  frag_load_b(x, (const b32*)p, ld, lane);
-  for (int i = 0; i < 2; i++) f.v[i] = to_tf32(x.v[i]);
 }
 INLINE void frag_mma(FragC& c, const FragA<float>& a, const FragB<float>& b) {
   MMA("m16n8k8.row.col.f32.tf32.tf32.f32", "+f");

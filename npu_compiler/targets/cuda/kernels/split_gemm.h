@@ -7,7 +7,7 @@
 // small products, which gives the infinity or NaN of float arithmetic.
 // Source: Ootomo and Yokota, "Recovering single precision accuracy from tensor cores while surpassing the FP32
 // theoretical peak performance" (2022), https://arxiv.org/abs/2203.03341.
-// Constants: those of mma_gemm.
+// Constants: those of mma_gemm, and SMALL: there are small products; otherwise operands are rounded to TF32.
 #pragma once
 #include "gemm.h"
 
@@ -67,7 +67,7 @@ INLINE void split_gemm(Left, const tf32x2* a, Right, const tf32x2* b, int* memor
   loop.setup(tile, th.tid);
   R results;
   results.setup(th.subgroup);
-  SplitProducts<D, true> products = {results};
+  SplitProducts<D, D::SMALL> products = {results};
   loop.run(products, th);
   bool found = false;
 #pragma unroll
@@ -76,7 +76,7 @@ INLINE void split_gemm(Left, const tf32x2* a, Right, const tf32x2* b, int* memor
     for (int j = 0; j < R::TILES_N; j++)
 #pragma unroll
       for (int n = 0; n < 4; n++) found = found || isnan(results.acc[i][j].v[n]);
-  if (__syncthreads_or(found)) {
+  if (D::SMALL && __syncthreads_or(found)) {
     volatile float kept[R::TILES_M][R::TILES_N][4];  // not in registers, which the other path needs
 #pragma unroll
     for (int i = 0; i < R::TILES_M; i++)

@@ -210,22 +210,20 @@ def _tiles(kernel: Gemm | Conv2d, dialect: Dialect) -> Emission:
     """Return the function that computes tiles of the result, on the matrix unit if it supports the operands' type."""
     if not uses_matrix_unit(kernel, dialect):
         return _simple_gemm(kernel, dialect)
-    split = kernel.inputs[0].dtype == "float32" and not kernel.tf32
-    kind = SPLIT_FLOATS if split else operand_type(kernel) or FLOATS
+    kind = operand_type(kernel) or SPLIT_FLOATS
+    split = kind is SPLIT_FLOATS
     kernel = as_b16(kernel) or kernel
     p = product_of(kernel)
     groups = kernel.groups if isinstance(kernel, Conv2d) else 1
     narrow = groups > 1 and p.n <= NARROW < p.m and dialect.device.shared_bytes >= 64 << 10
-    if p.m > WGMMA_ROWS and dialect.wgmma_widths and not narrow and kind not in (FLOATS, SPLIT_FLOATS):
+    if p.m > WGMMA_ROWS and dialect.wgmma_widths and not narrow and not split:
         tile = min(wgmma_tiles(dialect), key=lambda t: wgmma_cost(p, t, dialect))
         return _matrix_gemm(kernel, dialect, p, kind, tile, "wgmma_gemm", tile.k, wgmma_stages(tile))
     choose = choose_split_tile if split else choose_tile
     tile = Tile(128, 16 if p.n <= 16 else 32, 32, 4, 1) if narrow else choose(p, dialect)
     size = dtypes.DTYPES[kernel.inputs[0].dtype].size
     ld = tile.k + 16 // size  # avoids bank conflicts between rows that are read together
-    # of the workgroups on a compute unit; the stages of 16-bit operands leave room for others
-    resident = 2 if kernel.tf32 else 1
-    room = dialect.device.shared_bytes // resident // ((tile.m + tile.n) * ld * size)
+    room = dialect.device.shared_bytes // ((tile.m + tile.n) * ld * size)
     stages = max(2, min(dialect.stages, room, blocks(blocks(p.k, tile.k), p.splits) + 1))
     return _matrix_gemm(kernel, dialect, p, kind, tile, "split_gemm" if split else "mma_gemm", ld, stages)
 
@@ -307,11 +305,12 @@ def _matrix_gemm(
     size = dtypes.DTYPES[kernel.inputs[0].dtype].size
     count = max(stages * (tile.m + tile.n) * ld * size, tile.m * (tile.n + 4) * 4) // 4  # operands, and then results
     memory = f.array("int", "memory", blocks(count, 4) * 4)
-    matrix = dialect.matrix_tf32 if kind in (FLOATS, SPLIT_FLOATS) else dialect.matrix
+    matrix = dialect.matrix_tf32 if kind is SPLIT_FLOATS else dialect.matrix
     fragment = dict(zip(("FRAG_M", "FRAG_N", "FRAG_K"), matrix, strict=True))
     sizes = _sizes(kernel, p, tile) | dict(
         SUBGROUPS_M=tile.subgroups_m, SUBGROUPS_N=tile.subgroups_n, STAGES=stages, LD=ld, **fragment
     )  # fmt: skip
+    sizes |= dict(SMALL=not kernel.tf32) if kind is SPLIT_FLOATS else {}
     types = {"T": kind.ctype, "Sum": kind.sum_ctype, "Frag": kind.fragment}
     f.template(name, header, types, sizes, *operands, memory, _epilogue(kernel, f, p))
     return f.finish(_groups(p, tile), tile.threads)

@@ -46,8 +46,8 @@ TYPES = (
     OperandType("uint8", "int8", "u8s8", elements=2, sums="int32", columns=16),
     OperandType(FLOAT8, FLOAT8, "e4m3x2", elements=2, stored=True),
 )
-FLOATS = OperandType("float32", "float32", "float")  # float arithmetic, or rounded to TF32
-SPLIT_FLOATS = OperandType("float32", "float32", "tf32x2")  # sums of two TF32 numbers
+FLOATS = OperandType("float32", "float32", "float")  # in float arithmetic
+SPLIT_FLOATS = OperandType("float32", "float32", "tf32x2")  # sums of two TF32 numbers, or the first of these
 _B16 = "int16"  # the dtype of 8-bit operands that are viewed as b16
 
 
