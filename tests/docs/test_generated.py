@@ -21,12 +21,13 @@ FIGURES = ROOT / "docs" / "figures"
 RESULTS = ROOT / "benchmarks" / "results"
 SECTIONS = {  # -> the kind of results, of which each machine has a file
     "cpu": "cpu_resnet_*", "calls": "calls_*", "gpu": "h200", "llm": "cpu_llm_*", "gguf": "cpu_gguf_*",
-    "metal": "metal_counts",
+    "metal": "metal_counts", "gpu_layers": "h200_layers",
 }  # fmt: skip
 SCRIPTS = {
     "cpu": "cpu", "calls": "calls", "gpu": "gpu_table", "llm": "llm_cpu", "gguf": "llm_gguf", "metal": "metal_counts",
+    "gpu_layers": "gpu_layers",
 }  # fmt: skip
-ONLY_PERFORMANCE = ("metal", "gguf")  # sections that the README has not
+ONLY_PERFORMANCE = ("metal", "gguf", "gpu_layers")  # sections that the README has not
 
 
 def script(folder: str, name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
