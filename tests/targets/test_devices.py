@@ -210,7 +210,7 @@ def test_a_chip_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
         register_device(device)
     row = npu_compiler.compile(capture(Net(), IMAGE), target="cuda:orin")
     assert row.device == "cuda:orin" and _code(row)["arch"] == "sm_87" and row.requires == ("sm_87",)
-    assert dialect_for(orin).device.compute_units == 16 and dialect_for(orin).special == ()
+    assert dialect_for(orin).device.compute_units == 16 and dialect_for(orin).wgmma_widths == ()
     if host_cpu().arch == "x86_64":
         flags = npu_compiler.compile(capture(Net(), IMAGE), target="cpu:zen2").build["flags"]
         assert re.search("-m(arch|cpu)=znver2", flags)
@@ -295,7 +295,7 @@ def test_the_gpu_of_this_machine_decides(
     device = target_config("cuda").device
     assert isinstance(device, cuda_devices.CUDADevice) and device == TARGET.device == TARGET.dialect.device
     assert (device.arch, device.compute_units, device.name, device.capability) == (arch, units, name, capability)
-    assert (TARGET.dialect.special != ()) == (device.tma is not None) == (arch == "sm_90a")
+    assert (TARGET.dialect.wgmma_widths != ()) == (device.tma is not None) == (arch == "sm_90a")
     assert all(blocks % size == 0 and blocks <= units for size, blocks in device.clusters)
 
 
