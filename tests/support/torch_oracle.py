@@ -61,18 +61,18 @@ def _call(node: OpNode, inputs: list[torch.Tensor], double: bool) -> list[torch.
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     gap = False  # an argument was left at its default: those that follow go by name
-    tensors = iter([t.clone() for t in (promoted(inputs) if node.op_type in STRICT else inputs)])
+    tensors = iter(promoted(inputs) if node.op_type in STRICT else inputs)
     left = len(inputs)
     lists = TensorLists(node.attrs)
     for argument in function._schema.arguments:
-        kind = str(argument.type)
+        kind, written = str(argument.type), argument.alias_info is not None and argument.alias_info.is_write
         if argument.name in node.attrs:
             found = _attr(node.attrs[argument.name], argument.name, double)
         elif "List[" in kind and "Tensor" in kind:
-            found = [None if absent else next(tensors) for absent in lists.take(left)]
+            found = [None if absent else copied(next(tensors), written) for absent in lists.take(left)]
             left -= sum(t is not None for t in found)
         elif "Tensor" in kind and left:
-            found, left = next(tensors), left - 1
+            found, left = copied(next(tensors), written), left - 1
         else:
             gap = True
             continue
@@ -83,6 +83,12 @@ def _call(node: OpNode, inputs: list[torch.Tensor], double: bool) -> list[torch.
     assert left == 0, node
     result = function(*args, **kwargs)
     return list(result) if isinstance(result, tuple | list) else [] if result is None else [result]
+
+
+def copied(tensor: torch.Tensor, written: bool) -> torch.Tensor:
+    """The tensor, or a copy if the op writes it. A copy of a view has another layout, for which ops may round
+    differently."""
+    return tensor.clone() if written else tensor
 
 
 def promoted(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
