@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...schedule.anchors import Attention
-from ..simt.kernels.flash import MIN_QUERIES, flash_sizes, mask_and_positions
+from ..simt.kernels.flash import MIN_QUERIES, flash_sizes, has_aligned_rows, mask_and_positions
 from ..simt.lang.dialect import SUBGROUP, Dialect
 from ..simt.lang.emission import Emission
 from ..simt.lang.function import Function, blocks
@@ -18,7 +18,7 @@ def supports_float32(kernel: Attention, dialect: Dialect) -> bool:
     (q, k, v), out = kernel.inputs[:3], kernel.outputs[0]
     same = all(o.dtype == "float32" for o in (q, k, v, out)) and kernel.splits == 1 and not kernel.scaled
     fits = max(q.shape[3], v.shape[3]) <= MAX_SIZE and q.shape[3] % 4 == v.shape[3] % 8 == 0
-    rows = all(o.strides[3] == 1 and not any(s % 4 for s in (*o.strides[:3], o.offset)) for o in (q, k, v))
+    rows = all(o.strides[3] == 1 and has_aligned_rows(o) for o in (q, k, v))
     stored = out.strides[3] == 1 and not any(s % 2 for s in (*out.strides[:3], out.offset))
     return bool(dialect.matrix_tf32) and same and fits and rows and stored and q.shape[2] >= MIN_QUERIES
 

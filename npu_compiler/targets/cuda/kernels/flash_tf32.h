@@ -27,21 +27,11 @@ template <class C> struct FlashTf32 {
   float* ks;  // [2, KEYS, LD]: two tiles
   float* vs;  // [2, KEYS, VALUE_LD]
 
-  // Copies COUNT rows of SIZE elements from row `first` of `count` on, padded to WIDTH.
-  template <int COUNT, int ELEMENTS, int WIDTH, int PITCH>
-  INLINE void copy_rows(float* to, const float* base, int64_t step, int first, int count) {
-#pragma unroll
-    for (int c = rows.at.tid; c < COUNT * (WIDTH / 4); c += C::THREADS) {
-      const int r = c / (WIDTH / 4), d = c % (WIDTH / 4) * 4, i = first + r;
-      const bool ok = i < count && d < ELEMENTS;
-      copy_async16(to + r * PITCH + d, base + (ok ? i * step + d : 0), ok);
-    }
-  }
   INLINE void copy_tile(int step, int slot) {
     const int64_t b = rows.b, hk = rows.hk;
-    copy_rows<C::KEYS, C::KEY_SIZE, C::D, LD>(
+    rows.template copy_rows<C::KEYS, C::KEY_SIZE, C::D, LD>(
         ks + slot * SIZE, k + (b * C::K_B + hk * C::K_H), C::K_S, step * C::KEYS, C::SK);
-    copy_rows<C::KEYS, C::VALUE_SIZE, C::DV, VALUE_LD>(
+    rows.template copy_rows<C::KEYS, C::VALUE_SIZE, C::DV, VALUE_LD>(
         vs + slot * VALUES, v + (b * C::V_B + hk * C::V_H), C::V_S, step * C::KEYS, C::SK);
   }
 
@@ -136,7 +126,7 @@ template <class C> struct FlashTf32 {
     rows.b = rows.at.workgroup % (C::H * C::B) / C::H;
     rows.hk = rows.h / C::HEADS_PER_KV;
     rows.range();
-    copy_rows<C::ROWS, C::KEY_SIZE, C::D, LD>(
+    rows.template copy_rows<C::ROWS, C::KEY_SIZE, C::D, LD>(
         qs, q + ((int64_t)rows.b * C::Q_B + (int64_t)rows.h * C::Q_H), C::Q_S, rows.q0, C::SQ);
     FragC o[C::DV / 8];
 #pragma unroll

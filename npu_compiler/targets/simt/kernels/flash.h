@@ -88,6 +88,19 @@ template <class C> struct FlashRows {
     if (C::POSITIONS_ARE_INPUTS) pdl_wait();
   }
 
+  // Copies COUNT rows of ELEMENTS, `step` elements apart, from row `first` of `count` on, to rows PITCH elements apart,
+  // padded to WIDTH.
+  template <int COUNT, int ELEMENTS, int WIDTH, int PITCH>
+  INLINE void copy_rows(SMEM T* to, DEVICE const T* base, int64_t step, int first, int count) const {
+    const int each = 16 / (int)sizeof(T), vectors = WIDTH / each;
+#pragma unroll
+    for (int c = at.tid; c < COUNT * vectors; c += C::THREADS) {
+      const int r = c / vectors, d = c % vectors * each, i = first + r;
+      const bool ok = i < count && d < ELEMENTS;
+      copy_async16(to + r * PITCH + d, base + (ok ? i * step + d : 0), ok);
+    }
+  }
+
   INLINE void start() {
     row_max[0] = row_max[1] = -m_inf_float();
     row_sum[0] = row_sum[1] = 0.0f;
@@ -232,17 +245,6 @@ template <class C> struct Flash {
     }
   }
 
-  // Copies KEYS rows of `size` elements, `pitch` elements apart, from row `first` on, padded to `width`.
-  INLINE void copy_rows(SMEM T* to, DEVICE const T* base, int pitch, int first, int size, int width) {
-    const int vectors = width / 8;
-#pragma unroll
-    for (int c = rows.at.tid; c < C::KEYS * vectors; c += C::THREADS) {
-      const int r = c / vectors, d = c % vectors * 8, i = first + r;
-      const bool ok = i < C::SK && d < size;
-      copy_async16(to + r * (width + 8) + d, base + (ok ? (int64_t)i * pitch + d : 0), ok);
-    }
-  }
-
   INLINE void copy_mask(int step, int slot) {
     typedef typename C::Mask Mask;
     const int width = FlashRows<C>::MASK_VECTOR, vectors = C::KEYS / width;
@@ -256,8 +258,10 @@ template <class C> struct Flash {
 
   INLINE void copy_tile(int step, int slot) {
     const int64_t b = rows.b, hk = rows.hk;
-    copy_rows(ks + slot * SIZE, k + (b * C::K_B + hk * C::K_H), C::K_S, step * C::KEYS, C::KEY_SIZE, C::D);
-    copy_rows(vs + slot * VALUES, v + (b * C::V_B + hk * C::V_H), C::V_S, step * C::KEYS, C::VALUE_SIZE, C::DV);
+    rows.template copy_rows<C::KEYS, C::KEY_SIZE, C::D, LD>(
+        ks + slot * SIZE, k + (b * C::K_B + hk * C::K_H), C::K_S, step * C::KEYS, C::SK);
+    rows.template copy_rows<C::KEYS, C::VALUE_SIZE, C::DV, VALUE_LD>(
+        vs + slot * VALUES, v + (b * C::V_B + hk * C::V_H), C::V_S, step * C::KEYS, C::SK);
     if (C::TILED) copy_mask(step, slot);
   }
 

@@ -48,8 +48,9 @@ def has_tiles(kernel: Attention, dialect: Dialect) -> bool:
 
 
 def has_aligned_rows(o: Operand) -> bool:
-    """Whether the rows of operand [B, H, S, D], of a half type, begin at multiples of 16 bytes."""
-    return not any(s % 8 for s in (*o.strides[:3], o.offset))
+    """Whether the rows of operand [B, H, S, D] begin at multiples of 16 bytes."""
+    size = dtypes.DTYPES[o.dtype].size
+    return not any(s * size % 16 for s in (*o.strides[:3], o.offset))
 
 
 def on_matrix_unit(kernel: Attention, dialect: Dialect) -> bool:
@@ -64,8 +65,7 @@ def emit_flash(kernel: Attention, dialect: Dialect) -> Emission:
     f, (q, k), threads = Function(kernel, dialect, explicit_wait=True), kernel.inputs[:2], SUBGROUPS * SUBGROUP
     mask, positions = mask_and_positions(kernel)
     heads = flash_heads(q, k)
-    shares = max(1, SUBGROUPS // blocks(heads * q.shape[2], 16))
-    shares = 1 << shares.bit_length() - 1
+    shares = {1: 4, 2: 2}.get(blocks(heads * q.shape[2], 16), 1)
     types, sizes = flash_sizes(kernel, ROWS // shares, KEYS, threads, heads, shares)
     arrays = [f.array(types["T"], name, 2 * KEYS * (int(sizes[n]) + 8)) for name, n in (("ks", "D"), ("vs", "DV"))]
     mask_bytes = 2 * ROWS // shares * (KEYS * dtypes.DTYPES[kernel.inputs[mask].dtype].size + 16) if mask else 0
@@ -95,12 +95,11 @@ def flash_sizes(
     mask = kernel.inputs[number] if number is not None else None
     limits = kernel.inputs[position] if position is not None else None
     boolean = mask is not None and mask.dtype == "bool"
-    # tiles of a dense mask are loaded with the keys
-    tiled = mask is not None and mask.strides[3] == 1 and (boolean or mask.strides[2] != 0)
-    if tiled and mask is not None:
-        tiled = not any(s * dtypes.DTYPES[mask.dtype].size % 16 for s in (*mask.strides[:3], mask.offset))
-    pairs = mask is not None and mask.strides[3] == 1
-    pairs = pairs and mask is not None and not any(s % 2 for s in (*mask.strides[:3], mask.offset, mask.shape[3]))
+    tiled = pairs = False
+    if mask is not None and mask.strides[3] == 1:
+        # tiles of a dense mask are loaded with the keys
+        tiled = (boolean or mask.strides[2] != 0) and has_aligned_rows(mask)
+        pairs = not any(s % 2 for s in (*mask.strides[:3], mask.offset, mask.shape[3]))
     scale = kernel.scale * math.log2(math.e)
     sizes: dict[str, bool | int | float] = dict(
         B=q.shape[0], H=q.shape[1], SQ=q.shape[2], SK=k.shape[2], KEY_SIZE=q.shape[3], VALUE_SIZE=v.shape[3],
