@@ -3,11 +3,13 @@ drafts that are verified and with masks; and products, convolutions and a networ
 
     python benchmarks/gpu_layers.py                 every case; results go to benchmarks/results/h200_layers.json
     python benchmarks/gpu_layers.py 'few*' --seconds 1
+    python benchmarks/gpu_layers.py --tf32          the float32 layers, where both sides may round operands to TF32
     python benchmarks/gpu_layers.py --table         put the tables into docs/performance.md
 
 Both sides run in turns within one run, on random data; times are medians of device events around bursts of back-to-back
-runs. The verdict compares the RMS error against float64 with that of PyTorch in the same dtype on the same GPU. PyTorch
-does not round float32 to TF32; it times its convolutions (cudnn.benchmark) and has images in channels-last layout.
+runs. The verdict compares the RMS error against float64 with that of PyTorch in the same dtype on the same GPU. Without
+--tf32, PyTorch does not round float32 to TF32. It times its convolutions (cudnn.benchmark) and has images in
+channels-last layout.
 """
 
 from __future__ import annotations
@@ -148,12 +150,13 @@ CASES: dict[str, Attention | Layer] = {
 }
 
 
-def compiled(name: str) -> Any:
+def compiled(name: str, precision: str) -> Any:
     """Compile the program of a case; needs no GPU."""
     import npu_compiler
 
     case = CASES[name]
-    return npu_compiler.compile(npu_compiler.capture(case.model(), tuple(case.inputs())), target="cuda")
+    ir = npu_compiler.capture(case.model(), tuple(case.inputs()))
+    return npu_compiler.compile(ir, target="cuda", float32_precision=precision)
 
 
 def measure(name: str, program: Any, seconds: float) -> dict[str, Any]:
@@ -183,9 +186,13 @@ def measure(name: str, program: Any, seconds: float) -> dict[str, Any]:
 def table(results: dict[str, Any]) -> str:
     """Return Markdown: attention and the float32 layers, the worst ratio of each first."""
     lines = []
-    for title, kind in (("attention", Attention), ("float32", Layer)):
+    for title, kind, part in (
+        ("attention", Attention, "cases"),
+        ("float32", Layer, "cases"),
+        ("TF32, both sides", Layer, "tf32"),
+    ):
         lines += [f"| {title} | npusim | PyTorch | ratio | error, of PyTorch's |", "|---|---:|---:|---:|---:|"]
-        found = {name: results["cases"][name] for name, case in CASES.items() if isinstance(case, kind)}
+        found = {name: results[part][name] for name, case in CASES.items() if isinstance(case, kind)}
         for name, r in sorted(found.items(), key=lambda item: -item[1]["ratio"]):
             mark, error = "" if r["within_gate"] else " ✗", r["error"] / r["eager_error"]
             ours, theirs = (r["ms"][k] * 1e3 for k in ("npusim", "torch"))
@@ -205,6 +212,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="?", default="*", help="a glob of names of cases")
     parser.add_argument("--seconds", type=float, default=0.5, help="measuring time per contender")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--tf32", action="store_true", help="both sides may round the operands of float32 layers")
     parser.add_argument("--table", action="store_true", help="write the tables of the stored results")
     args = parser.parse_args()
     if args.table:
@@ -212,17 +220,21 @@ def main() -> None:
         return
     from gpu import environment
 
-    names = [name for name in CASES if fnmatch.fnmatchcase(name, args.cases)]
+    names = [
+        n for n in CASES if fnmatch.fnmatchcase(n, args.cases) and not (args.tf32 and isinstance(CASES[n], Attention))
+    ]
     if not names:
         parser.error(f"no case is called {args.cases}; the cases are {', '.join(CASES)}")
-    torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = True, False
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = args.tf32
+    part, precision = ("tf32", "tf32") if args.tf32 else ("cases", "highest")
     with ProcessPoolExecutor(COMPILERS) as pool:
-        programs = dict(zip(names, pool.map(compiled, names), strict=True))
-    results = json.loads(args.out.read_text()) if args.out.exists() else {"cases": {}}
+        programs = dict(zip(names, pool.map(partial(compiled, precision=precision), names), strict=True))
+    results = json.loads(args.out.read_text()) if args.out.exists() else {"cases": {}, "tf32": {}}
     results |= environment() | {"date": date.today().isoformat(), "command": "python benchmarks/gpu_layers.py"}
     with torch.no_grad():
         for name, program in programs.items():
-            r = results["cases"][name] = measure(name, program, args.seconds)
+            r = results[part][name] = measure(name, program, args.seconds)
             verdict = ("ok" if r["within_gate"] else "WRONG") + (", slow" if r["ratio"] > LIMIT else "")
             times = f"{r['ms']['npusim'] * 1e3:8.1f} µs, torch {r['ms']['torch'] * 1e3:8.1f} µs, {r['ratio']:.2f}"
             print(f"{name:46s} {times}  {verdict}", flush=True)

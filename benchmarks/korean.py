@@ -21,6 +21,7 @@ LABELS = {
     r"GGUF file": "GGUF 파일",
     r"µs a call, batch 1": "호출당 µs, 배치 1",
     r"attention": "어텐션",
+    r"TF32, both sides": "양쪽 모두 TF32",
     r"error, of PyTorch's": "PyTorch 대비 오차",
     r"a decode step": "디코드 한 단계",
     r"launches": "실행 횟수",

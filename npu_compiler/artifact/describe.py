@@ -69,7 +69,7 @@ def _node_words(v: Value, args: list[Words]) -> Words:
     elif op in ("quantize", "dequantize"):
         details = [str(attrs["format"])]
     elif op == "pack":
-        details = [f"{attrs['layout']} of {attrs['panel']}"]
+        details = [f"{attrs['layout']} of {attrs['panel']}" if attrs["panel"] > 1 else str(attrs["layout"])]
     return f"{op}{f'.{v.index}' if v.index else ''}({', '.join([*(text for text, _ in args), *details])})", _ATOM
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..support import dtypes
 from ..weights.format import block_format
-from ..weights.packing import packed_spec
+from ..weights.packing import TF32, packed_spec
 from . import expr, graph
 from .expr import Expr
 from .graph import SCAN_EXTREMES, SCATTER_MODES, Graph, Node, Value
@@ -353,7 +353,8 @@ def _dequantize(node: Node, inputs: Sequence[Value]) -> Signature:
 def _pack(node: Node, inputs: Sequence[Value]) -> Signature:
     _inputs(inputs, 1)
     panel, layout, w = node.attrs["panel"], node.attrs["layout"], inputs[0]
-    _require(w.rank == 4 and 0 < panel < _MAX_PARAMETER, f"pack of {_types(inputs)} in panels of {panel}")
+    _require(w.rank == 4 or layout == TF32, f"pack of {_types(inputs)}, which needs four dims")
+    _require(0 < panel < _MAX_PARAMETER, f"pack of {_types(inputs)} in panels of {panel}")
     return [packed_spec(layout, w.shape, w.dtype, panel)]
 
 

@@ -27,6 +27,7 @@ class Anchor(Kernel):
 class Contraction(Anchor):
     """A :class:`Gemm` or convolution. With ``splits`` > 1 (split-K) the output is float32 [splits, M, N] and holds
     partial sums, which another kernel adds. ``tf32``: float32 operands are rounded to 10 bits of fraction.
+    ``rounded``: the elements of the right operand, a weight, are so already.
 
     A row norm between two products can be computed in both. The first product then has ``extra_stages`` besides its
     epilogue: a 'reduce' stage, whose sums over each tile of columns are its last output, float32 [tiles, M], and a
@@ -35,6 +36,7 @@ class Contraction(Anchor):
 
     splits: int = 1
     tf32: bool = False
+    rounded: bool = False
     extra_stages: tuple[Stage, ...] = ()
     row_scale: Expr | None = None
 

@@ -16,13 +16,15 @@ from ..passes.fuse import Group
 from ..support import dtypes
 from ..target_config import CompileChoices, TargetConfig
 from ..weights.format import WeightFormat
-from ..weights.packing import ELEMENTS, LIMBS, LIMBS_OF, packed_spec
+from ..weights.packing import ELEMENTS, LIMBS, LIMBS_OF, TF32, packed_spec
 from .anchors import Anchor, Attention, Conv2d, DepthwiseConv2d, Gemm, WinogradConv2d
 from .buffers import contiguous_strides
 from .image_rows import filter_rows, is_image, padded_image, row_dtype
 from .kernel import Buffer, Loops, Operand, Pack
 from .operands import Operands
 from .strides import reshape_strides
+
+TF32_ROWS = 16  # products of so few rows are limited by memory, and are not rounded to TF32
 
 # From a convolution to the filter transform G [points, 3] of its Winograd kernel, or None for direct convolution.
 Winograd = Callable[[Node], np.ndarray | None]
@@ -78,8 +80,6 @@ class Contractions(Operands):
         """Add a kernel of class ``kind`` with its ``own`` fields and the epilogue of the group."""
         e, inputs, value = self._epilogue(group, fixed)
         out = self._allocate(value, made, group.anchor.label, vectors=self.config.vector_lanes > 0)
-        if kind in (Gemm, Conv2d):
-            own["tf32"] = self.choices.float32_precision == "tf32" and fixed[0].dtype == "float32"
         own |= {"epilogue": e, "sources": group.sources, "flops": flops}
         self._kernel(kind(label=kind.kind, inputs=tuple(inputs), outputs=(out,), **own))
 
@@ -100,9 +100,10 @@ class Contractions(Operands):
             )
             self._anchor(group, made, DepthwiseConv2d, [source, weight], flops, **own)
             return
-        order = self._element_order(x.dtype)
+        order, tf32 = self._element_order(x.dtype), self._rounds(node.out.numel // k, x.dtype)
         if w not in self.static:
-            self._anchor(group, made, Conv2d, [source, self._packed_filters(w, groups, order)], flops, **own)
+            filters = self._packed_filters(w, groups, order)
+            self._anchor(group, made, Conv2d, [source, filters], flops, tf32=tf32, **own)
             return
         transform = self.winograd(node)
         if transform is not None:
@@ -116,8 +117,14 @@ class Contractions(Operands):
         if self.in_limbs(node):
             order = LIMBS_OF[w.dtype]
             own["limbs"] = LIMBS[order]
+        rounded = tf32 and groups == 1
+        order = TF32 if rounded else order
         weight = self.packed_weight((w, order), view, order)
-        self._anchor(group, made, Conv2d, [source, weight], flops, **own)
+        self._anchor(group, made, Conv2d, [source, weight], flops, tf32=tf32, rounded=rounded, **own)
+
+    def _rounds(self, rows: int, dtype: str) -> bool:
+        """Whether operands of ``dtype`` are rounded in a product of ``rows`` rows."""
+        return self.choices.float32_precision == "tf32" and dtype == "float32" and rows > TF32_ROWS
 
     def _image(self, group: Group, made: dict[str, Buffer], flops: int) -> None:
         """Add a convolution of few channels, over rows of padded pixels."""
@@ -183,6 +190,7 @@ class Contractions(Operands):
         a, b = node.inputs
         m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
         shared = math.prod(b.shape[:-2]) == 1
+        rounded = shared and b in self.static and self._rounds(m * batch, a.dtype)
         if b in self.static and shared:
             matrices = [x.inputs[1].reshape(k, n) for x in group.anchors]
             layout, key = self._format_layout(matrices[0]), tuple(x.inputs[1] for x in group.anchors)
@@ -198,7 +206,7 @@ class Contractions(Operands):
             else:
                 view = view.reshape(1, n * len(group.anchors), k)
                 self._static_chain(view)
-                right = self.operand(view)
+                right = self.packed_weight((key, TF32), view, TF32) if rounded else self.operand(view)
         else:
             full = b if shared else b.expand(*node.out.shape[:-2], k, n)
             op = self.operand(full)
@@ -209,13 +217,14 @@ class Contractions(Operands):
             right = Operand(op.buffer, (1 if shared else batch, n, k), (strides[0], strides[2], strides[1]), op.offset)
         whole = a if shared and math.prod(a.shape[:-2]) == batch else a.expand(*node.out.shape[:-2], m, k)
         left = self._rows(whole, batch)
-        self._gemm(group, made, left, right, flops, batch, shared)
+        self._gemm(group, made, left, right, flops, batch, shared, rounded)
 
     def _gemm(
-        self, group: Group, made: dict[str, Buffer], left: Operand, right: Operand, flops: int, batch: int, shared: bool
-    ) -> None:
+        self, group: Group, made: dict[str, Buffer], left: Operand, right: Operand, flops: int, batch: int,
+        shared: bool, rounded: bool = False,
+    ) -> None:  # fmt: skip
         """Add the kernel. If all matrices of the batch multiply one right operand, their rows become one matrix if
-        the strides allow it."""
+        the strides allow it. ``rounded``: the right operand is a weight of numbers that TF32 holds."""
         a, b = group.anchor.inputs
         m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
         rows = _collapse(left, (1, batch * m, k)) if shared else None
@@ -226,7 +235,7 @@ class Contractions(Operands):
         self._anchor(
             group, made, Gemm, [left, right], flops,
             batch=batch, m=m, n=n, k=k, lda=strides[1] if m > 1 else k, batch_stride=strides[0], shared=shared,
-            dual=len(group.anchors) > 1,
+            dual=len(group.anchors) > 1, tf32=self._rounds(batch * m, a.dtype), rounded=rounded,
         )  # fmt: skip
 
     def _rows(self, a: Value, batch: int) -> Operand:

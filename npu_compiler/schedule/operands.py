@@ -15,7 +15,7 @@ from ..support import dtypes
 from ..support.errors import CompileError
 from ..target_config import CompileChoices, TargetConfig
 from ..weights.format import BlockFormat, Layout, WeightFormat, block_format, layout_for
-from ..weights.packing import ELEMENTS, LIMBS, packed_spec
+from ..weights.packing import ELEMENTS, LIMBS, TF32, packed_spec
 from .buffers import contiguous_strides
 from .destination_passing import Destination, behind, part_of, wanted_order, writable
 from .kernel import Buffer, Kernel, Loops, Operand, Unpack
@@ -145,7 +145,7 @@ class Operands:
         name = self._unique(main_weight(v))
         self.recipes.append((name, v))
         layout = v.node.attrs["layout"] if v.op == "pack" else ""
-        format = "" if layout in (*ELEMENTS, *LIMBS) else layout
+        format = "" if layout in (*ELEMENTS, *LIMBS, TF32) else layout
         return self._put(v, self._buffer("weight", v.dtype, v.shape, name, format))
 
     def _same_bytes(self, v: Value) -> Operand | None:
@@ -175,9 +175,9 @@ class Operands:
     def packed_weight(self, key: Hashable, w: Value, layout: Layout | str) -> Operand:
         """Return ``w`` [G, K, T, C] in the order in which the target's micro-kernel reads it. ``key``: the weights that
         it is made of; equal ones are packed once."""
-        if isinstance(layout, str) and not self.config.packs_weights:
+        if isinstance(layout, str) and layout != TF32 and not self.config.packs_weights:
             return self.operand(w)
-        name, panel = (layout, self.config.panel) if isinstance(layout, str) else (layout.name, layout.panel)
+        name, panel = (layout, self.config.panel or 1) if isinstance(layout, str) else (layout.name, layout.panel)
         if key not in self.packed:
             spec = packed_spec(name, w.shape, w.dtype, panel)
             node = self.graph.add("pack", [w], [spec], panel=panel, layout=name)

@@ -9,6 +9,7 @@ into zero-padded panels of output channels:
 ``vnni4``  [G, ceil(K / panel), T, ceil(C / 4), panel, 4], of four
 ``bf16x2`` bfloat16 [G, ceil(K / panel), size]: each float16 number as the sum of two, see :func:`_split`
 ``bf16x3`` the same for float32 numbers, as the sum of three
+``tf32``   a float32 weight of any shape as it is, its elements rounded to 10 bits of fraction
 ========== =================================================
 
 A matrix [1, N, 1, C] may have a layout of a weight format (:mod:`npu_compiler.weights.format`) instead, as bytes.
@@ -24,12 +25,17 @@ from .format import BlockFormat, Shape, find_layout
 ELEMENTS = {"panels": 1, "vnni2": 2, "vnni4": 4}  # layout -> neighbouring input channels of a panel's column
 LIMBS = {"bf16x2": 2, "bf16x3": 3}  # layout -> bfloat16 numbers for each element
 LIMBS_OF = {"float16": "bf16x2", "float32": "bf16x3"}
+TF32 = "tf32"  # the layout whose elements are rounded for matrix units that read only the first bits
 _GROUP = 32  # input channels that are split together
 _LINE = 32  # numbers at the end of a panel, of which the first is 1 if an element is an infinity or NaN
 
 
 def packed_spec(layout: str, shape: Shape, dtype: str, panel: int) -> tuple[Shape, str]:
     """Return shape and dtype of a packed weight. Raises ``ValueError`` if the layout cannot hold such a weight."""
+    if layout == TF32:
+        if dtype != "float32":
+            raise ValueError(f"{dtype} cannot be packed as {layout!r}")
+        return shape, dtype
     g, k, t, c = shape
     if layout == "panels":
         return (g, -(-k // panel), t, c, panel), dtype
@@ -49,6 +55,8 @@ def packed_spec(layout: str, shape: Shape, dtype: str, panel: int) -> tuple[Shap
 
 def pack(w: np.ndarray, panel: int, layout: str) -> np.ndarray:
     """Return a weight [G, K, T, C] in a layout. Layouts of weight formats may raise ``IncompressibleError``."""
+    if layout == TF32:
+        return _rounded(w)
     if layout == "panels":
         return np.ascontiguousarray(_padded(w, panel, 1).transpose(0, 1, 3, 4, 2))
     if (depth := ELEMENTS.get(layout)) is not None:
@@ -89,6 +97,14 @@ def _split(w: np.ndarray, panel: int, limbs: int) -> np.ndarray:
         rest[special] = 0
         special[...] = False
     return out.view(ml_dtypes.bfloat16)
+
+
+def _rounded(w: np.ndarray) -> np.ndarray:
+    """Return float32 elements rounded to 10 bits of fraction, halves away from zero."""
+    bits = np.ascontiguousarray(w).view(np.uint32)
+    up = np.where(np.isfinite(w), np.uint32(0x1000), np.uint32(0))
+    kept = np.where(np.isnan(w), np.uint32(0xFFFFFFFF), np.uint32(0xFFFFE000))
+    return ((bits + up) & kept).view(np.float32)
 
 
 def join(packed: np.ndarray, limbs: int, taps: int, c: int) -> np.ndarray:

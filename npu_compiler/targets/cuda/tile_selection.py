@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ...schedule.anchors import Conv2d, Gemm
 from ...support import dtypes
 from ..simt.kernels.gemm import Product, product_of
-from ..simt.kernels.operand_types import as_b16, operand_type
+from ..simt.kernels.operand_types import TF32, as_b16, operand_type
 from ..simt.lang.dialect import SUBGROUP, Dialect
 from ..simt.lang.function import blocks
 from .devices import CUDADevice, TMACosts
@@ -31,6 +31,7 @@ MAX_TERMS = 512  # result for 1536 terms and 2.5e-3 for 8960, the former is smal
 MOST_REGISTERS = 232  # of a thread with sums of two tiles or two kinds, if a warpgroup issues the loads
 HALF = 32  # columns of half a tile that is narrower than a head
 LOOPS = 1.2  # microseconds of a kernel that reads the heads of a small product
+ROUNDED = 32  # registers of the left operands of a stage that are rounded
 HELD = 32  # registers of the operands of a pair of vectors of a head
 
 
@@ -40,7 +41,8 @@ class Plan:
     blocks of a cluster that share a tile (split-K). ``blocks_per_sm``: thread blocks that are resident on an SM.
     ``prefetch``: threads read residuals before the main loop. ``tma_store``: TMA loads residuals and stores results.
     ``promoted``: after so many stages, sums are added up in float32; 0: never. ``overlap``: threads store the results
-    of a tile while they multiply the next one. ``heads``: they store pairs of columns of a head together."""
+    of a tile while they multiply the next one. ``heads``: they store pairs of columns of a head together. ``rounded``:
+    left operands are rounded in registers."""
 
     m: int
     n: int
@@ -52,11 +54,13 @@ class Plan:
     promoted: int = 0
     overlap: bool = False
     heads: bool = False
+    rounded: bool = False
 
     @property
     def load_warpgroup(self) -> bool:
         """Whether a whole warpgroup issues the loads, so that the others can have its registers."""
-        return self.overlap or self.promoted > 0 or (self.heads and self.m > 64)
+        large = self.rounded and self.m * self.n > WARPGROUP * 192
+        return self.overlap or self.promoted > 0 or (self.heads and self.m > 64) or large
 
     @property
     def vector_pairs(self) -> int:
@@ -122,7 +126,7 @@ class Problem:
     one. ``size``: bytes of a result; 0: TMA cannot store them. ``outputs``: their number. ``columns``: widths are
     multiples of it. ``scaled``: columns have scales. ``codes``: of the right operand, if warps decode it. ``nbytes``:
     of memory that it accesses at least. ``head``: columns of a head if threads store pairs of its columns, HEAD / 2
-    apart, together; else 0.
+    apart, together; else 0. ``rounded``: whether left operands are rounded in registers.
     """
 
     product: Product
@@ -135,6 +139,7 @@ class Problem:
     codes: Codes | None = None
     nbytes: int = 0
     head: int = 0
+    rounded: bool = False
 
 
 def choose(kernel: Gemm | Conv2d, step: int, tiles: bool, dialect: Dialect) -> Plan:
@@ -179,7 +184,7 @@ def _problem(kernel: Gemm | Conv2d, step: int, tiles: bool) -> Problem:
     return Problem(
         product_of(product), step, residual, dtypes.DTYPES[out.dtype].size if tiles else 0,
         min(len(kernel.outputs), 2), N_MAJOR_COLUMNS if kernel.n_major else kind.columns, kind.stored,
-        nbytes=sum(math.prod(o.shape) * dtypes.DTYPES[o.dtype].size for o in touched),
+        nbytes=sum(math.prod(o.shape) * dtypes.DTYPES[o.dtype].size for o in touched), rounded=kind is TF32,
     )  # fmt: skip
 
 
@@ -244,14 +249,16 @@ def _plan(problem: Problem, device: CUDADevice, m: int, n: int, splits: int, blo
         return None
     if promoted and (not twice or prefetch):
         return None
-    plan = Plan(m, n, stages, splits, blocks_per_sm, prefetch, tma_store, promoted, heads=problem.head > 0)
+    heads, rounded = problem.head > 0, problem.rounded
+    plan = Plan(m, n, stages, splits, blocks_per_sm, prefetch, tma_store, promoted, heads=heads, rounded=rounded)
     if plan.load_warpgroup and (not one or thread_registers(plan) > MOST_REGISTERS):
         return None
     if not plan.load_warpgroup and registers(plan) > device.registers:
         return None
     many = blocks(p.m, m) * blocks(p.n, n) * p.batch > device.compute_units
     long = blocks(p.k, step) >= plan.store_parts(p.products)
-    plain = not (problem.residual or promoted or tma_store or problem.codes or problem.head) and problem.outputs == 1
+    plain = not (problem.residual or promoted or tma_store or problem.codes or heads or rounded)
+    plain = plain and problem.outputs == 1
     return replace(plan, overlap=twice and many and long and plain)
 
 
@@ -278,11 +285,12 @@ def _widths(p: Product, m: int, sms: int, columns: int, head: int) -> list[int]:
 
 
 def thread_registers(plan: Plan) -> int:
-    """Return the registers of a thread: its sums, the operands that it reads early, and 40 for everything else."""
+    """Return the registers of a thread: its sums, the operands that it reads early or rounds, and 40 for everything
+    else."""
     held = plan.n // 4 if plan.prefetch else 0
     if plan.heads:
         held = HELD * (plan.vector_pairs if plan.splits > 1 else 2)
-    return (plan.n if plan.promoted else plan.n // 2) + held + 40
+    return (plan.n if plan.promoted else plan.n // 2) + held + ROUNDED * plan.rounded + 40
 
 
 def registers(plan: Plan) -> int:

@@ -13,7 +13,7 @@ from ...support import dtypes
 from ...weights.block_rows import ROWS
 from ..simt.kernels.epilogue import Epilogue, Functor
 from ..simt.kernels.gemm import WGMMA_ROWS, product_of
-from ..simt.kernels.operand_types import as_b16, operand_type
+from ..simt.kernels.operand_types import TF32, as_b16, operand_type
 from ..simt.lang.dialect import SUBGROUP, Dialect
 from ..simt.lang.emission import Emission
 from ..simt.lang.function import Function, Members, blocks, constants
@@ -178,10 +178,10 @@ class TmaGemm:
         sizes = dict(
             M=p.m, N=p.n, BATCH=p.batch, PRODUCTS=p.products, BATCHED_RIGHT=self._batches(self.operands.kernel) > 1,
             SPLITS=plan.splits, TILE_M=plan.m, TILE_N=plan.n, TILE_K=self.step, STAGES=plan.stages, TILES=tiles,
-            STEP=clusters, FOURS=self.kind.stored, N_MAJOR=self.kernel.n_major, PROMOTED=plan.promoted,
-            OVERLAP=plan.overlap, STORE_PARTS=plan.store_parts(p.products), LOAD_WARPGROUP=plan.load_warpgroup,
-            HEAD=self.head, PAIRS_AHEAD=self.pairs_ahead, PRIMED=self._primed(), DECODERS=self.decoders, TEAM=self.team,
-            OUTPUTS=self.outputs, SUM_ROWS=sums, **flags,
+            STEP=clusters, FOURS=self.kind.stored, N_MAJOR=self.kernel.n_major, ROUNDED=self.kind is TF32,
+            PROMOTED=plan.promoted, OVERLAP=plan.overlap, STORE_PARTS=plan.store_parts(p.products),
+            LOAD_WARPGROUP=plan.load_warpgroup, HEAD=self.head, PAIRS_AHEAD=self.pairs_ahead, PRIMED=self._primed(),
+            DECODERS=self.decoders, TEAM=self.team, OUTPUTS=self.outputs, SUM_ROWS=sums, **flags,
         )  # fmt: skip
         row_sums = f.pointer(~(len(self.kernel.outputs) - 1)) if sums else "nullptr"
         f.template(

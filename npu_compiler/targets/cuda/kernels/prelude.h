@@ -13,6 +13,7 @@ struct bf16 { uint16_t bits; };
 struct e4m3x2 { uint16_t bits; };  // two elements of an operand
 struct b32 { uint bits; };  // any element of 32 bits
 struct tf32x2 { float x; };  // a float32 operand that the matrix unit multiplies as the sum of two TF32 numbers
+struct tf32_half { uint16_t bits; };  // half of a float32 operand of which the matrix unit reads 19 bits
 struct u8s8 { uint16_t bits; };  // two elements of an operand: uint8 on the left, int8 on the right
 
 #define HAS_DOUBLE 1
@@ -230,22 +231,31 @@ INLINE void frag_load_b(FragB<b32>& f, const b32* p, int ld, int lane) {
 INLINE void frag_mma(FragC& c, const FragA<float>& a, const FragB<float>& b) {
   MMA("m16n8k8.row.col.f32.tf32.tf32.f32", "+f");
 }
-// Parts of float32 operands. PTX ignores the last bits of `low`.
+// Rounds to TF32, of which the matrix unit ignores the last 13 bits. A NaN of all ones stays one.
+INLINE uint round_tf32(uint x) { return isfinite(__uint_as_float(x)) ? x + 0x1000u : x; }
+// Parts of float32 operands.
 INLINE void split_tf32(float x, uint& high, uint& low) {
   high = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;  // rounded to 11 bits
-  low = __float_as_uint(x - __uint_as_float(high));
+  low = __float_as_uint(x - __uint_as_float(high));      // NaN if x is
 }
 template <> struct FragA<tf32x2> { FragA<float> high, low; };
 template <> struct FragB<tf32x2> { FragB<float> high, low; };
-INLINE void frag_load_a(FragA<tf32x2>& f, const tf32x2* p, int ld, int lane) {
+// If not `small`, only the high parts.
+INLINE void frag_load_a(FragA<tf32x2>& f, const tf32x2* p, int ld, int lane, bool small = true) {
   FragA<b32> x;
   frag_load_a(x, (const b32*)p, ld, lane);
-  for (int i = 0; i < 4; i++) split_tf32(__uint_as_float(x.v[i]), f.high.v[i], f.low.v[i]);
+  for (int i = 0; i < 4; i++) {
+    if (small) split_tf32(__uint_as_float(x.v[i]), f.high.v[i], f.low.v[i]);
+    else f.high.v[i] = round_tf32(x.v[i]);
+  }
 }
-INLINE void frag_load_b(FragB<tf32x2>& f, const tf32x2* p, int ld, int lane) {
+INLINE void frag_load_b(FragB<tf32x2>& f, const tf32x2* p, int ld, int lane, bool small = true) {
   FragB<b32> x;
   frag_load_b(x, (const b32*)p, ld, lane);
-  for (int i = 0; i < 2; i++) split_tf32(__uint_as_float(x.v[i]), f.high.v[i], f.low.v[i]);
+  for (int i = 0; i < 2; i++) {
+    if (small) split_tf32(__uint_as_float(x.v[i]), f.high.v[i], f.low.v[i]);
+    else f.high.v[i] = round_tf32(x.v[i]);
+  }
 }
 // c += the small terms of a b.
 INLINE void frag_mma_small(FragC& c, const FragA<tf32x2>& a, const FragB<tf32x2>& b) {

@@ -25,14 +25,14 @@ template <class D, bool SMALL> struct SplitProducts {
       for (int e = 0; e < PARTS; e++)
 #pragma unroll
         for (int j = 0; j < R::TILES_N; j++)
-          frag_load_b(y[e][j], bs + (results.column0 + j * D::FRAG_N) * D::LD + k + e * D::FRAG_K, D::LD, lane);
+          frag_load_b(y[e][j], bs + (results.column0 + j * D::FRAG_N) * D::LD + k + e * D::FRAG_K, D::LD, lane, SMALL);
 #pragma unroll
       for (int i = 0; i < R::TILES_M; i++) {
         FragA<T> x[PARTS];
         FragC sum[R::TILES_N];
 #pragma unroll
         for (int e = 0; e < PARTS; e++)
-          frag_load_a(x[e], as + (results.row0 + i * D::FRAG_M) * D::LD + k + e * D::FRAG_K, D::LD, lane);
+          frag_load_a(x[e], as + (results.row0 + i * D::FRAG_M) * D::LD + k + e * D::FRAG_K, D::LD, lane, SMALL);
 #pragma unroll
         for (int j = 0; j < R::TILES_N; j++) frag_zero(sum[j]);
         if (SMALL) {

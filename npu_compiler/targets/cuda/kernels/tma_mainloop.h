@@ -3,7 +3,7 @@
 //
 // Types of D: T, a b16 element of the operands; Sum, of the accumulators; R, of the results. Constants: M, N; BATCH
 // of products, each with its own right operand if BATCHED_RIGHT; FOURS: the right operand consists of groups of four rows (weights/block_rows.py); N_MAJOR: the
-// right operand is [K, N], loaded in tiles of 64 columns; HEAD: columns of a head if a thread needs both of two columns HEAD / 2
+// right operand is [K, N], loaded in tiles of 64 columns; ROUNDED: elements are floats, and the left ones are rounded to TF32; HEAD: columns of a head if a thread needs both of two columns HEAD / 2
 // apart (tma_head_stores.h), else 0; TILE_M, TILE_N, TILE_K, which counts b16 elements; STAGES of
 // the ring; TILES of the result, of which a block processes every STEP-th; SPLITS: blocks of a cluster that share a tile, each with a part of K (split-K); PRIMED: stages whose right
 // operand, weights, is loaded before preceding kernels end; DECODERS: warps that decode the right operand, TEAM of them each stage (tma_decoder.h); PRODUCTS 2: columns alternate between two products, which
@@ -133,21 +133,34 @@ INLINE void load_stages(const Ring<D>& ring, const Operands<S>& from, RingPositi
 }
 
 // -- products
-// Starts the products of one stage and calls meanwhile(). Then the stage before, `slot`, is free if this tile used it.
+// Starts the products of one stage and calls meanwhile(). Then the stage before, `slot`, is free if this tile used it. If
+// ROUNDED, it is free before: the products of the stage before have to end before registers hold other left operands.
 template <class D, class F>
 INLINE void multiply_stage(TileC<D>& acc, const Ring<D>& ring, RingPosition<D::STAGES>& at, bool accumulate, bool release,
                            int& slot, const Thread& th, const F& meanwhile) {
+  const auto release_last = [&] {
+    if (release && th.tid % 128 == 0) mbarrier_arrive(ring.empty + slot);
+  };
   mbarrier_wait(ring.full + at.slot, at.phase);
   typename D::T* const left = ring.stage(at.slot);
-  wgmma_fence();
   const typename D::T *const rows = left + th.subgroup / 4 * (64 * D::TILE_K), *const right = left + D::TILE_M * D::TILE_K;
-  if constexpr (D::N_MAJOR) wgmma_n_major<D::TILE_K>(acc, rows, right, accumulate);
-  else wgmma<D::TILE_K>(acc, rows, right, accumulate);
+  if constexpr (D::ROUNDED) {
+    wgmma_wait<0>();
+    release_last();
+    RoundedRows<D::TILE_K> rounded;
+    rounded.load(rows + th.subgroup % 4 * (16 * D::TILE_K), th.lane);
+    wgmma_fence();
+    rounded.multiply(acc, right, accumulate);
+  } else {
+    wgmma_fence();
+    if constexpr (D::N_MAJOR) wgmma_n_major<D::TILE_K>(acc, rows, right, accumulate);
+    else wgmma<D::TILE_K>(acc, rows, right, accumulate);
+  }
   wgmma_commit();
   meanwhile();
-  wgmma_wait<1>();
-  if (release) {
-    if (th.tid % 128 == 0) mbarrier_arrive(ring.empty + slot);
+  if constexpr (!D::ROUNDED) {
+    wgmma_wait<1>();
+    release_last();
   }
   slot = at.slot;
   at.next();

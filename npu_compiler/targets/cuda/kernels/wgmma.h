@@ -8,11 +8,11 @@
 template <int N, class Sum = float> struct WgmmaC { Sum v[N / 2]; };
 
 // wgmma_k16(c, a, b, T*): C [64, N] += A [64, 16] B [N, 16]^T; a and b are descriptors of operands in shared memory. K
-// counts b16 elements: T is f16, bf16, or two elements of 8 bits (u8s8, e4m3x2).
+// counts b16 elements: T is f16, bf16, two elements of 8 bits (u8s8, e4m3x2), or half of a float (tf32_half).
 // wgmma_k16(c, a, b, NMajor<T>*): B is [16, N].
 // wgmma_k16(c, a, b): A from registers, and B is [16, N].
 // wgmma_k16(c, a, b, accumulate): A from registers, of signed 8-bit elements if B has unsigned ones; if not
-// `accumulate`, C is overwritten.
+// `accumulate`, C is overwritten. FragA<float>: A [64, 8], and B is [N, 8].
 template <class T> struct NMajor;
 #define R16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define R24 R16 ", %16, %17, %18, %19, %20, %21, %22, %23"
@@ -107,6 +107,13 @@ WGMMA_REGISTERS(bf16, 256, R128, C128, "%128, %129, %130, %131", "%132")
   WGMMA_LEFT(T, SUM, FORM, FLAGS, 96, R48, C48, "%48, %49, %50, %51", "%52", "%53")                \
   WGMMA_LEFT(T, SUM, FORM, FLAGS, 112, R56, C56, "%56, %57, %58, %59", "%60", "%61")               \
   WGMMA_LEFT(T, SUM, FORM, FLAGS, 128, R64, C64, "%64, %65, %66, %67", "%68", "%69")
+#define WGMMA_LEFT_OTHERS(T, SUM, FORM, FLAGS)                                                              \
+  WGMMA_LEFT(T, SUM, FORM, FLAGS, 56, R28, C28, "%28, %29, %30, %31", "%32", "%33")                         \
+  WGMMA_LEFT(T, SUM, FORM, FLAGS, 144, R72, C72, "%72, %73, %74, %75", "%76", "%77")                        \
+  WGMMA_LEFT(T, SUM, FORM, FLAGS, 192, R96, C96, "%96, %97, %98, %99", "%100", "%101")                      \
+  WGMMA_LEFT(T, SUM, FORM, FLAGS, 256, R128, C128, "%128, %129, %130, %131", "%132", "%133")
+WGMMA_LEFT_WIDTHS(float, float, "k8.f32.tf32.tf32", ", 1, 1")
+WGMMA_LEFT_OTHERS(float, float, "k8.f32.tf32.tf32", ", 1, 1")
 WGMMA_LEFT_WIDTHS(f16, float, "k16.f32.f16.f16", ", 1, 1, 0")
 WGMMA_LEFT_WIDTHS(bf16, float, "k16.f32.bf16.bf16", ", 1, 1, 0")
 #undef REGISTER
@@ -115,6 +122,7 @@ WGMMA_LEFT_WIDTHS(u8s8, int, "k32.s32.s8.u8", "")
 #undef WGMMA
 #undef WGMMA_LEFT
 #undef WGMMA_LEFT_WIDTHS
+#undef WGMMA_LEFT_OTHERS
 #undef WGMMA_WIDTHS
 #undef WGMMA_N_MAJOR
 #undef WGMMA_REGISTERS
@@ -201,6 +209,28 @@ INLINE void wgmma_n_major(WgmmaC<N>& c, const T* x, const T* y, int accumulate) 
   for (int k = 0; k < K / 16; k++)
     wgmma_k16(c, a + 2 * k, b + k * (16 * 128 / 16), (const NMajor<T>*)nullptr, k > 0 ? 1 : accumulate);
 }
+
+// The 16 rows of a warp of A [64, K], floats that are rounded to TF32. K and addresses count b16 elements, two of which are
+// one float.
+template <int K> struct RoundedRows {
+  FragA<float> x[K / 16];
+
+  template <class T> INLINE void load(const T* rows, int lane) {
+    const int row = lane & 15, turn = K == 64 ? row & 7 : row >> 1 & 3;  // of the swizzle
+#pragma unroll
+    for (int k = 0; k < K / 16; k++) {
+      ldmatrix_x4(x[k].v, rows + row * K + ((2 * k + (lane >> 4)) ^ turn) * 8);
+#pragma unroll
+      for (int i = 0; i < 4; i++) x[k].v[i] = round_tf32(x[k].v[i]);
+    }
+  }
+  // C [64, N] += A B [N, K]^T, or = if not `accumulate`.
+  template <int N, class T> INLINE void multiply(WgmmaC<N>& c, const T* y, int accumulate) const {
+    const uint64_t b = wgmma_descriptor<K>(y);
+#pragma unroll
+    for (int k = 0; k < K / 16; k++) wgmma_k16(c, x[k], b + 2 * k, k > 0 ? 1 : accumulate);
+  }
+};
 
 // Stores the 16 rows of a warp.
 template <int N, class Sum> INLINE void wgmma_store(Sum* p, int ld, const WgmmaC<N, Sum>& c, int lane) {

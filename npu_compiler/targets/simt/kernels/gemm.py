@@ -210,9 +210,10 @@ def _tiles(kernel: Gemm | Conv2d, dialect: Dialect) -> Emission:
     """Return the function that computes tiles of the result, on the matrix unit if it supports the operands' type."""
     if not uses_matrix_unit(kernel, dialect):
         return _simple_gemm(kernel, dialect)
-    kind = operand_type(kernel) or SPLIT_FLOATS
-    split = kind is SPLIT_FLOATS
-    kernel = as_b16(kernel) or kernel
+    split = kernel.inputs[0].dtype == "float32"
+    kind = SPLIT_FLOATS if split else operand_type(kernel)
+    assert kind is not None
+    kernel = kernel if split else as_b16(kernel) or kernel
     p = product_of(kernel)
     groups = kernel.groups if isinstance(kernel, Conv2d) else 1
     narrow = groups > 1 and p.n <= NARROW < p.m and dialect.device.shared_bytes >= 64 << 10

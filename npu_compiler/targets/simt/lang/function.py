@@ -14,6 +14,7 @@ from .program import TileMap
 from .scalar import Lines, literal
 
 MAX_PREFETCH = 32 << 10  # bytes of an operand that is prefetched whole
+B16_TYPES = ("u8s8", "e4m3x2", "tf32_half")  # C++ types of 2 bytes that are not those of a dtype
 
 
 Constants = Mapping[str, bool | int | float]
@@ -113,7 +114,7 @@ class Function:
         sizes = (
             {ctype: size}
             if size
-            else {t.ctype: t.size for t in dtypes.DTYPES.values()} | {"bool": 1, "int": 4, "u8s8": 2, "e4m3x2": 2}
+            else {t.ctype: t.size for t in dtypes.DTYPES.values()} | {"bool": 1, "int": 4} | dict.fromkeys(B16_TYPES, 2)
         )
         self.arrays.append(Array(ctype, name, count, sizes[ctype]))
         return name
