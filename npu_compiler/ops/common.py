@@ -27,7 +27,7 @@ def unary(
     samples: Sequence[Sample] = UNARY,
     dtypes: Sequence[str] = FLOATS,
     floating: bool = False,
-    double: bool = False,
+    arithmetic: str = "",
 ) -> None:
     """Declare ``f(self)`` elementwise: a function or the name of a scalar op; the rest as in ``@pointwise``."""
 
@@ -36,7 +36,7 @@ def unary(
 
     op.__doc__ = f"Elementwise {op_types[0].split('.')[1]}."
     op.__module__ = sys._getframe(1).f_globals["__name__"]  # the family that declares it
-    pointwise(*op_types, samples=samples, dtypes=dtypes, floating=floating, double=double)(op)
+    pointwise(*op_types, samples=samples, dtypes=dtypes, floating=floating, arithmetic=arithmetic)(op)
 
 
 def binary(

@@ -79,8 +79,8 @@ class Param:
 class OpDef:
     """An ATen op: overload names, its lowering, parameters in schema order, conformance samples and their dtypes.
 
-    ``family`` is the file that declares it, ``result`` what its results are to its first argument. ``double``: it
-    computes in float64, which not every target has.
+    ``family`` is the file that declares it, ``result`` what its results are to its first argument. ``arithmetic``:
+    the dtype in which it computes, '': that of its arguments. Not every target has float64.
     """
 
     op_types: tuple[str, ...]
@@ -92,7 +92,7 @@ class OpDef:
     family: str
     result: Result
     wants_graph: bool = False
-    double: bool = False
+    arithmetic: str = ""
 
 
 REGISTRY: dict[str, OpDef] = {}
@@ -120,7 +120,7 @@ def _declare(
     samples: Sequence[Sample],
     dtypes: Sequence[str],
     result: Result = Result.NEW,
-    double: bool = False,
+    arithmetic: str = "",
 ) -> None:
     signature, hints = inspect.signature(f).parameters, get_type_hints(f)
     params = tuple(
@@ -138,7 +138,7 @@ def _declare(
         family=f.__module__.rpartition(".")[2],
         result=result,
         wants_graph="graph" in signature,
-        double=double,
+        arithmetic=arithmetic,
     )
     for name in op_types:
         if name in REGISTRY:
@@ -173,11 +173,12 @@ def pointwise(
     samples: Sequence[Sample],
     dtypes: Sequence[str] = FLOATS,
     floating: bool = False,
-    double: bool = False,
+    arithmetic: str = "",
 ) -> Callable[[Lowering], Lowering]:
     """Declare a scalar function. Parameters annotated ``Expr`` are tensors or numbers; they arrive in one promoted
-    (opmath) dtype. ``floating`` promotes integers and bools to float32 first, as ATen's float-only ops do. ``double``:
-    they arrive in float64, whose rounding errors float32 does not show; float64 tensors are refused."""
+    (opmath) dtype. ``floating`` promotes integers and bools to float32 first, as ATen's float-only ops do.
+    ``arithmetic``: they arrive in this dtype, 'float32', or 'float64', whose rounding errors float32 does not show;
+    float64 tensors are refused."""
 
     def deco(f: Lowering) -> Lowering:
         names = [name for name, hint in get_type_hints(f).items() if hint is Expr and name != "return"]
@@ -187,21 +188,21 @@ def pointwise(
             graph = next(v.graph for v in operands if isinstance(v, Value))
             if floating and not _is_float(result_type(operands)):
                 operands = [v.cast("float32") if isinstance(v, Value) else float(v) for v in operands]
-            if double:
-                operands = [_in_double(v) if isinstance(v, Value) else v for v in operands]
+            if arithmetic:
+                operands = [_converted(v, arithmetic) if isinstance(v, Value) else v for v in operands]
             rest = {n: v for n, v in args.items() if n not in names}
             return graph.pointwise(lambda *exprs: f(**dict(zip(names, exprs, strict=True)), **rest), *operands)
 
-        _declare(op_types, f, lower, samples, dtypes, double=double)
+        _declare(op_types, f, lower, samples, dtypes, arithmetic=arithmetic)
         return f
 
     return deco
 
 
-def _in_double(v: Value) -> Value:
+def _converted(v: Value, dtype: str) -> Value:
     if v.dtype == "float64":
         raise Unsupported(Reason("dtype", "its approximation is exact to float32, not to float64"))
-    return v.cast("float64")
+    return v.cast(dtype)
 
 
 def _is_float(dtype: str) -> bool:

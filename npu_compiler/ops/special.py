@@ -1,21 +1,23 @@
-"""Special functions, computed in float64 and rounded once. Targets without float64 leave them to the host.
+"""Special functions. Those related to the gamma function are computed in float64 and rounded once; targets without
+float64 leave them to the host. The others are computed in float32.
 
-Polynomials in ``t`` interpolate a function in Chebyshev's points of -1 <= t <= 1, with relative errors below 1e-8.
+Coefficients are minimax fits of ``tools/fit_special.py``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
-from ..graph.expr import Expr, call, fn, minimum, where
+from ..graph.expr import Expr, call, fn, where
 from ..support.errors import Reason, Unsupported
 from .common import names, unary
 from .registry import FLOATS, pointwise
 from .samples import POSITIVE, UNARY, S, t
 
 exp, log, log1p, sqrt, erf = fn("exp"), fn("log"), fn("log1p"), fn("sqrt"), fn("erf")
-sin, tan, absolute, nearest = fn("sin"), fn("tan"), fn("abs"), fn("round")
+absolute, nearest = fn("abs"), fn("round")
 INF, NAN, PI = math.inf, math.nan, math.pi
 
 
@@ -27,21 +29,37 @@ def polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
     return total
 
 
-def _between_integers(x: Expr) -> Expr:
-    """Return ``x`` minus the nearest integer."""
-    return x - nearest(x)
-
-
 # -- gamma ------------------------------------------------------------------------------------------------------------
 # The asymptotic series hold from 10 on. Smaller arguments are moved there by the recurrence gamma(x + 1) = x gamma(x).
 _STEPS = 10
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)  # B2, B4, ...
+# sin(pi r) / r and pi r / tan(pi r) by r^2, up to a half.
+SINE = (
+    3.141592653589793, -5.167712780049969, 2.550164039877294, -0.5992645293187383, 0.08214588656989338,
+    -0.007370430478767571, 0.0004662996887906385, -2.1903185448356633e-05, 7.694727459064216e-07,
+)  # fmt: skip
+COTANGENT = (
+    1.0000000000000007, -3.289868133697373, -2.1646464671954537, -2.034686146055194, -2.0081535886197512,
+    -2.0020234069766563, -1.9998164759476862, -2.0091422878604783, -1.9165693599378963, -2.5391809896139494,
+    0.4073794813201321, -9.183406880052203, 11.259806721280418, -14.43257051843913,
+)  # fmt: skip
 
 
 def _moved(x: Expr) -> tuple[Expr, Expr]:
     """Return whether ``x`` is below 10, and an argument from 10 on."""
     small = x < _STEPS
     return small, where(small, x + _STEPS, x)
+
+
+def _between_integers(x: Expr) -> Expr:
+    """Return ``x`` minus the nearest integer."""
+    return x - nearest(x)
+
+
+def _sine(x: Expr) -> Expr:
+    """sin(pi x)."""
+    r = _between_integers(x)
+    return r * polynomial(r * r, SINE)
 
 
 def lgamma(x: Expr) -> Expr:
@@ -53,9 +71,10 @@ def lgamma(x: Expr) -> Expr:
     for i in range(1, _STEPS):
         product = product * (y + i)
     product = where(small, product, 1.0)
-    series = polynomial(1 / (z * z), [b / (2 * k * (2 * k - 1)) for k, b in enumerate(_BERNOULLI, 1)]) / z
+    inverse = 1 / z
+    series = polynomial(inverse * inverse, [b / (2 * k * (2 * k - 1)) for k, b in enumerate(_BERNOULLI, 1)]) * inverse
     stirling = (z - 0.5) * log(z) - z + 0.5 * math.log(2 * PI) + series
-    factor = log(where(left, product / absolute(sin(PI * _between_integers(x))), product))
+    factor = log(where(left, product / absolute(_sine(x)), product))
     result = where(left, math.log(PI) - stirling + factor, stirling - factor)
     result = where(call("or", call("eq", x, 1), call("eq", x, 2)), 0.0, result)  # the terms leave a rounding error
     return where(call("eq", absolute(x), INF), INF, result)
@@ -69,11 +88,12 @@ def digamma(x: Expr) -> Expr:
     product, slope = y, y * 0 + 1
     for i in range(1, _STEPS):
         product, slope = product * (y + i), slope * (y + i) + product
-    square = 1 / (z * z)
+    inverse = 1 / z
+    square = inverse * inverse
     series = square * polynomial(square, [b / (2 * k) for k, b in enumerate(_BERNOULLI, 1)])
-    right = log(z) - 0.5 / z - series - where(small, slope / product, 0.0)
+    right = log(z) - 0.5 * inverse - series - where(small, slope / product, 0.0)
     turn = _between_integers(x)
-    reflected = where(call("eq", turn, 0), NAN, right - PI / tan(PI * turn))
+    reflected = where(call("eq", turn, 0), NAN, right - polynomial(turn * turn, COTANGENT) / turn)
     return where(call("eq", x, 0), -1 / x, where(left, reflected, right))
 
 
@@ -88,7 +108,7 @@ def trigamma(x: Expr) -> Expr:
     square = 1 / (z * z)
     series = square / z * polynomial(square, _BERNOULLI)
     right = 1 / z + 0.5 * square + series + where(small, terms, 0.0)
-    height = sin(PI * _between_integers(x))
+    height = _sine(x)
     return where(left, PI * PI / (height * height) - right, right)
 
 
@@ -100,14 +120,14 @@ GAMMA = (
     S(t(9, values=(1e-20, -1e-20, 0.999, 1.001, 1.999, 2.001, 900, 1e8, 3e30))),
 )
 POLES = S(t(7, values=(0.0, -1, -2, -100, INF, -INF, NAN)))
-unary(names("lgamma", aliases=["special_gammaln"]), lgamma, (*GAMMA, POLES), floating=True, double=True)
+unary(names("lgamma", aliases=["special_gammaln"]), lgamma, (*GAMMA, POLES), floating=True, arithmetic="float64")
 unary(
     names("digamma", aliases=["special_digamma", "special_psi"]),
     digamma,
     (*GAMMA, POLES, S(t(2, values=(0.0, -0.0)))),
     FLOATS,
     floating=True,
-    double=True,
+    arithmetic="float64",
 )
 
 
@@ -120,7 +140,7 @@ unary(
         S(1, t(4, values=(0.0, INF, -INF, NAN))),
     ),
     floating=True,
-    double=True,
+    arithmetic="float64",
 )
 def polygamma(n: int, self: Expr) -> Expr:
     """The derivative of order ``n`` of digamma, 0 or 1."""
@@ -130,61 +150,90 @@ def polygamma(n: int, self: Expr) -> Expr:
 
 
 # -- the error function and its relatives -----------------------------------------------------------------------------
-_ERFCX = (
-    1.25300805827, -0.135621106045, -0.047562294344, 0.129645154888, -0.119273663871, 0.0683080812479, -0.0237705084069,
-    0.00252904755485, 0.00188864794266, -0.000778654898617, -0.000105010076608, 0.000122777987833, 4.63892630917e-06,
-    -1.74116967908e-05, -3.3989488253e-07, 1.69451425228e-06, 5.50027461007e-08,
+# exp(a^2) erfc(a) (1 + 2 a) - 1 by 1 - 6 / (a + 3).
+ERFCX = (
+    0.253008068, -0.135621309, -0.0475625917, 0.129650727, -0.119270012, 0.0682654604, -0.0237870514, 0.00266861753,
+    0.00192248716, -0.000999872922, -0.000136572839, 0.000289212767, 1.5275371e-05, -6.32425581e-05,
 )  # fmt: skip
+# erfinv(x) / x by w = -log(1 - x^2) up to 5, then by sqrt(w) up to 4, and by sqrt(w), each minus a centre.
+ERFINV_CENTRES = (2.487548828125, 2.99755859375, 6.991943359375)
+ERFINV_NEAR = (
+    1.49833775, 0.246743724, -0.00413038954, -0.00126362417, 0.000218645466, -4.70302575e-06, -3.50326764e-06,
+    4.63777667e-07, 2.42209452e-08, -8.78863116e-09,
+)  # fmt: skip
+ERFINV_FAR = (
+    2.83053136, 1.00162899, 0.00950157084, -0.00769840879, 0.00573044969, -0.00358962384, 0.00148058403,
+    -0.000112277623, -0.00028648178, 0.000159459829, -2.63854272e-05,
+)  # fmt: skip
+ERFINV_FARTHEST = (
+    6.86089373, 1.00860465, -0.000513294362, 5.08918401e-06, 6.40824419e-06, -1.28645536e-06, 2.51310155e-07,
+    -9.69231735e-08, 1.53597881e-08,
+)  # fmt: skip
+_NEAR, _FAR, _FARTHEST = ERFINV_CENTRES
+_ZERO, _INFINITE = 15.0, 9.4  # exp(-a^2 / 2) is zero from there on, twice exp(a^2) is infinite
 
 
 def _erfcx(a: Expr) -> Expr:
     """exp(a^2) erfc(a) for a >= 0."""
-    return polynomial(1 - 6 / (a + 3), _ERFCX) / (1 + 2 * a)
+    return (1 + polynomial(1 - 6 / (a + 3), ERFCX)) / (1 + 2 * a)
+
+
+def _exp_of_square(a: Expr, factor: float) -> Expr:
+    """exp(factor a^2) for a >= 0. ``a`` is the sum of two numbers: the square of ``head`` is exact, and what is left of
+    that of ``a`` is at most 0.06, so that four terms of its exponential are enough."""
+    most = _INFINITE if factor > 0 else _ZERO
+    a = where(a > most, most, a)
+    head = nearest(a * 256) / 256
+    rest = factor * ((a - head) * (a + head))
+    whole = exp(factor * (head * head))
+    return whole + whole * (rest * polynomial(rest, (1, 1 / 2, 1 / 6, 1 / 24)))
 
 
 def erfc(x: Expr) -> Expr:
     """1 - erf(x), with small results to the last digit."""
-    tail = exp(-(x * x)) * _erfcx(absolute(x))
-    return where(x < 0, 2 - tail, tail)
+    a = absolute(x)
+    tail = _exp_of_square(a, -1) * _erfcx(a)
+    return where(a < 0.5, 1 - erf(x), where(x < 0, 2 - tail, tail))
 
 
 def erfcx(x: Expr) -> Expr:
     """exp(x^2) erfc(x)."""
-    right = _erfcx(absolute(x))
-    return where(x < 0, 2 * exp(x * x) - right, right)
+    a = absolute(x)
+    right = _erfcx(a)
+    return where(x < 0, 2 * _exp_of_square(a, 1) - right, right)
 
 
 def log_ndtr(x: Expr) -> Expr:
     """The logarithm of the normal distribution function."""
-    a = absolute(x) * math.sqrt(0.5)
-    right = _erfcx(a)
-    left = log(right * 0.5) - a * a
-    half = 0.5 * exp(-(a * a)) * right
+    a = absolute(x)
+    right = _erfcx(a * math.sqrt(0.5))
+    left = log(right * 0.5) - x * x * 0.5
+    half = 0.5 * _exp_of_square(a, -0.5) * right
     return where(x < -1, left, log1p(-where(x < 0, 1 - half, half)))
 
 
+def _erfinv_ratio(w: Expr, far: Expr) -> Expr:
+    """erfinv(x) / x by w = -log(1 - x^2). ``far``: the result for w > 5."""
+    return where(w > 5, far, polynomial(w - _NEAR, ERFINV_NEAR))
+
+
 def erfinv(x: Expr) -> Expr:
-    """The inverse of erf: Winitzki's approximation, and two steps of Halley's method."""
-    a = 0.147
-    left = log1p(-(x * x))
-    centre = left * 0.5 + 2 / (PI * a)
-    y = sqrt(-left / a / (sqrt(centre * centre - left / a) + centre))
-    for _ in range(2):
-        u = (erf(y) - absolute(x)) * exp(y * y) * (math.sqrt(PI) / 2)
-        y = y - u / (1 + y * u)
-    y = where(call("eq", absolute(x), 1), INF, y)
-    return where(x < 0, -y, y)
+    """The inverse of erf. Source: M. Giles, "Approximating the erfinv function", 2010."""
+    a = absolute(x)
+    w = -log((1 - a) * (1 + a))
+    y = x * _erfinv_ratio(w, polynomial(sqrt(w) - _FAR, ERFINV_FAR))
+    return where(call("eq", a, 1), x * INF, y)
 
 
 def ndtri(p: Expr) -> Expr:
-    """The inverse of the normal distribution function: a rational approximation, and a step of Halley's method."""
-    upper = p > 0.5
-    y = where(upper, 1 - p, p)
-    r = sqrt(-2 * log(y))
-    z = r - polynomial(r, (2.515517, 0.802853, 0.010328)) / polynomial(r, (1.0, 1.432788, 0.189269, 0.001308))
-    u = math.sqrt(PI / 2) * _erfcx(absolute(z) * math.sqrt(0.5)) - y * math.sqrt(2 * PI) * exp(0.5 * z * z)
-    z = where(call("eq", y, 0), INF, z + 2 * u / (2 - u * z))
-    return where(upper, z, -z)
+    """The inverse of the normal distribution function, sqrt(2) erfinv(2 p - 1)."""
+    y = where(p > 0.5, 1 - p, p)
+    w = -log(4 * y * (1 - y))
+    s = sqrt(w)
+    far = where(s > 4, polynomial(s - _FARTHEST, ERFINV_FARTHEST), polynomial(s - _FAR, ERFINV_FAR))
+    z = (math.sqrt(2) * (1 - 2 * y)) * _erfinv_ratio(w, far)
+    z = where(call("eq", y, 0), INF, z)
+    return where(p > 0.5, z, -z)
 
 
 WIDE = (S(t(60, low=-9, high=9)), S(t(9, values=(INF, -INF, NAN, 0.0, -0.0, 1e-20, 14.0, -14.0, 1e30))))
@@ -206,55 +255,53 @@ for _name, _f, _samples in (
     ("special_ndtri", ndtri, PROBABILITIES),
 ):
     _aliases = [f"special_{_name}"] if _name in ("erfc", "erfinv") else []
-    unary(names(_name, aliases=_aliases), _f, _samples, FLOATS, floating=True, double=True)
+    unary(names(_name, aliases=_aliases), _f, _samples, FLOATS, floating=True, arithmetic="float32")
 
 
 # -- Bessel functions -------------------------------------------------------------------------------------------------
-# Up to 8: exp(-x) I(x) / x^order, by t = x / 4 - 1. From 8 on: exp(-x) I(x) sqrt(x), by t = 16 / x - 1.
-_I0_NEAR = (
-    0.207001921224, -0.113004326897, 0.0945156285433, -0.0890434404251, 0.0873434158852, -0.084963405181,
-    0.0792752334371, -0.0695409056516, 0.0567769420105, -0.0429878706227, 0.0301785086493, -0.0196748993167,
-    0.0119576678629, -0.00681242800606, 0.00362335634645, -0.00177818383324, 0.000845816307286, -0.000419504864276,
-    0.000173835415851, -4.10494403407e-05, 1.75290330295e-05, -1.80948330941e-05, 6.03621332488e-06,
+# Up to 8: I(x) / (x / 4)^order by (x / 4)^2, a sum of positive terms. From 8 on: exp(-x) I(x) sqrt(x) by 16 / x - 1.
+I0_NEAR = (
+    1.0, 4.0, 4.00000048, 1.77777445, 0.444454044, 0.0710959211, 0.00791548844, 0.000636766024, 4.32484667e-05,
+    1.36843607e-06, 1.49163924e-07,
 )  # fmt: skip
-_I0_FAR = (
-    0.402176509444, 0.0033605519826, 0.00013621612189, 1.11431108769e-05, 1.48331209908e-06, 2.96428105421e-07,
-    9.08143421716e-08, 4.3601874127e-08, 1.84589861101e-08, -1.91581172018e-09, -6.77438090378e-09, -2.23176332175e-09,
+I0_FAR = (
+    0.402176499, 0.00336055807, 0.000136156537, 1.11028867e-05, 1.63861819e-06, 3.69989607e-07,
 )  # fmt: skip
-_I1_NEAR = (
-    0.0446877098756, -0.0611243380308, 0.0680575999098, -0.0684826061083, 0.0637674036845, -0.055280041758,
-    0.0446745733713, -0.0336713252643, 0.0236860079887, -0.0155715098231, 0.0095840216298, -0.00553375749297,
-    0.00300552199461, -0.00154096975551, 0.000745134432329, -0.000337644021132, 0.000147371410747, -6.52705338771e-05,
-    2.53790971487e-05, -6.55219262846e-06, 2.52229744596e-06, -2.07918863569e-06, 6.60138680228e-07,
+I1_NEAR = (
+    2.0, 4.0, 2.66666675, 0.888888001, 0.177780047, 0.0237004124, 0.0022603781, 0.000159677889, 9.49246987e-06,
+    2.89398145e-07, 2.62447166e-08,
 )  # fmt: skip
-_I1_FAR = (
-    0.389398459027, -0.00974957719212, -0.000219235810472, -1.50386281301e-05, -1.83438721409e-06, -3.47408518552e-07,
-    -1.02027413709e-07, -4.76022434525e-08, -2.05380616903e-08, 1.4334697564e-09, 7.24317330184e-09, 2.50263926205e-09,
+I1_FAR = (
+    0.389398456, -0.00974958483, -0.000219168767, -1.49908801e-05, -2.00910699e-06, -4.31419437e-07,
 )  # fmt: skip
 
 
-def i0e(x: Expr) -> Expr:
-    """exp(-|x|) I0(x)."""
+def _bessel(x: Expr, near: Sequence[float], far: Sequence[float], odd: bool, scaled: bool) -> Expr:
+    """I(x) of order 0, or 1 if ``odd``; times exp(-|x|) if ``scaled``."""
     a = absolute(x)
-    return where(a <= 8, polynomial(minimum(a, 8) / 4 - 1, _I0_NEAR), polynomial(16 / a - 1, _I0_FAR) / sqrt(a))
-
-
-def i1e(x: Expr) -> Expr:
-    """exp(-|x|) I1(x)."""
-    a = absolute(x)
-    y = where(a <= 8, a * polynomial(minimum(a, 8) / 4 - 1, _I1_NEAR), polynomial(16 / a - 1, _I1_FAR) / sqrt(a))
-    return where(x < 0, -y, y)
+    quarter = where(a > 8, 8.0, a) * 0.25
+    inner = polynomial(quarter * quarter, near)
+    outer = polynomial(16 / a - 1, far) / sqrt(a)
+    if odd:
+        inner = inner * quarter
+    if scaled:
+        inner = inner * exp(-a)
+    else:  # exp(a) overflows before the result
+        outer = exp(a - 8) * (math.exp(8) * outer)
+    y = where(a > 8, outer, inner)
+    return where(x < 0, -y, y) if odd else y
 
 
 BESSEL = (*UNARY, S(t(60, low=-30, high=30)), S(t(9, values=(0.0, 8, -8, 7.999, 88, -88, 200, -200, NAN))))
-for _name, _f in (
-    ("i0", lambda x: exp(absolute(x)) * i0e(x)),
-    ("special_i0e", i0e),
-    ("special_i1", lambda x: exp(absolute(x)) * i1e(x)),
-    ("special_i1e", i1e),
+for _name, _coefficients, _odd, _scaled in (
+    ("i0", (I0_NEAR, I0_FAR), False, False),
+    ("special_i0e", (I0_NEAR, I0_FAR), False, True),
+    ("special_i1", (I1_NEAR, I1_FAR), True, False),
+    ("special_i1e", (I1_NEAR, I1_FAR), True, True),
 ):
+    _f = partial(_bessel, near=_coefficients[0], far=_coefficients[1], odd=_odd, scaled=_scaled)
     _aliases = ["special_i0"] if _name == "i0" else []
-    unary(names(_name, aliases=_aliases), _f, BESSEL, FLOATS, floating=True, double=True)
+    unary(names(_name, aliases=_aliases), _f, BESSEL, FLOATS, floating=True, arithmetic="float32")
 
 
 # -- lengths ----------------------------------------------------------------------------------------------------------
@@ -266,7 +313,7 @@ for _name, _f in (
         S(t(0, 3), t(3)),
         S(t(6, values=(INF, NAN, 3e30, 1e-30, 0.0, -INF)), t(6, values=(NAN, INF, 4e30, 1e-30, -0.0, 1.0))),
     ),
-    double=True,
+    arithmetic="float64",
 )
 def hypot(self: Expr, other: Expr) -> Expr:
     """sqrt(self^2 + other^2) without overflow."""

@@ -23,7 +23,7 @@ class Row:
 def operators() -> Iterator[Row]:
     """Return every native overload, by family and name."""
     for op_type, op in sorted(REGISTRY.items(), key=lambda item: (item[1].family, item[0])):
-        doc = f"{op.doc} Not on Metal, which has no float64." if op.double else op.doc
+        doc = f"{op.doc} Not on Metal, which has no float64." if op.arithmetic == "float64" else op.doc
         yield Row(op_type, op.family, op.dtypes, len(op.samples), doc)
 
 

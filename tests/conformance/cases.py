@@ -278,7 +278,11 @@ def cases_for(target: str) -> list[Case]:
         return cases
     supported = target_config(target).dtypes
     narrow = not supported >= DOUBLE
-    cases = [c for c in cases if c.dtype in supported and not (narrow and (c.op.double or not c.dtypes <= supported))]
+    cases = [
+        c
+        for c in cases
+        if c.dtype in supported and not (narrow and (c.op.arithmetic == "float64" or not c.dtypes <= supported))
+    ]
     if FULL:
         return cases
     cases = [c for c in cases if (c.number % 5 == 0 if target == "metal" else c.number < 4 or c.number % 3 == 0)]

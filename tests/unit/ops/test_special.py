@@ -1,0 +1,78 @@
+"""Special functions: their coefficients, and their errors on dense samples of their whole range."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import npu_compiler
+from npu_compiler.frontend import capture
+from npu_runtime import Executor, load_weights
+
+ROOT = Path(__file__).parents[3]
+POINTS = 20_000
+TINY, HUGE = 1.2e-38, 3.4e38
+
+
+def test_coefficients_are_those_of_the_fit() -> None:
+    pytest.importorskip("mpmath")
+    command = [sys.executable, "tools/fit_special.py", "--check"]
+    run = subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.count(": ok") == 10
+
+
+class Elementwise(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the results."""
+        return self.function(x)
+
+
+def spread(low: float, high: float, *ends: float) -> torch.Tensor:
+    """Return evenly spaced numbers, and numbers that approach each of ``ends`` from inside."""
+    even = np.linspace(low, high, POINTS)
+    near = [end + (0.5 * (low + high) - end) * np.geomspace(1e-7, 1e-2, 1000) for end in ends]
+    return torch.from_numpy(np.concatenate([even, *near, np.geomspace(1e-30, 1, 1000) * min(high, 1)])).float()
+
+
+@pytest.mark.parametrize(
+    ("function", "x", "units"),
+    [
+        (torch.special.erfinv, spread(-1, 1, -1, 1), 2.5),
+        (torch.special.ndtri, spread(0, 1, 1), 4),
+        (torch.special.erfc, spread(-6, 9), 4),
+        (torch.special.erfcx, spread(-9, 30), 4),
+        (torch.special.log_ndtr, spread(-30, 12), 7),
+        (torch.special.i0, spread(-91, 91), 5),
+        (torch.special.i0e, spread(-200, 200), 4),
+        (torch.special.i1, spread(-91, 91), 5),
+        (torch.special.i1e, spread(-200, 200), 4),
+        (torch.special.gammaln, spread(0.01, 60), 1),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_errors_are_a_few_units_in_the_last_place(
+    function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, units: float
+) -> None:
+    program = npu_compiler.compile(capture(Elementwise(function), (x,)), "cpu")
+    (found,) = Executor(program, load_weights(program, {})).run([x.numpy()]).values()
+    exact = function(x.double()).numpy()
+    usual = (np.abs(exact) > TINY) & (np.abs(exact) < HUGE)
+    unit = np.spacing(np.abs(exact[usual]).astype(np.float32)).astype(np.float64)
+    errors = np.abs(found[usual].astype(np.float64) - exact[usual]) / unit
+    worst = int(errors.argmax())
+    assert errors[worst] <= units, f"{errors[worst]:.2f} units at {x.numpy()[usual][worst]}"
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(exact))
