@@ -33,6 +33,27 @@ class Product(nn.Module):
         return x @ (x.transpose(-1, -2) if self.transposed else x)
 
 
+class Gated(nn.Module):
+    """A row norm and a gated MLP with a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(256, eps=1e-6)
+        self.gate, self.up, self.down = nn.Linear(256, 640), nn.Linear(256, 640), nn.Linear(640, 256)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the block's output."""
+        y = self.norm(x)
+        return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
+
+
+class Blocks(nn.Sequential):
+    """Two of these, so that a product computes the norm of the next block."""
+
+    def __init__(self) -> None:
+        super().__init__(Gated(), Gated())
+
+
 class Case(NamedTuple):
     """A module, the shape of its input, and the template of its products."""
 
@@ -45,6 +66,7 @@ CASES = {
     "linear": Case(lambda: nn.Sequential(nn.Linear(256, 512), nn.SiLU(), nn.Linear(512, 40)), (300, 256), "tma_gemm"),
     "long sums": Case(lambda: nn.Linear(4096, 96), (33, 4096), "tma_gemm"),
     "large": Case(lambda: nn.Linear(1024, 4096, bias=False), (4096, 1024), "tma_gemm"),
+    "gated": Case(Blocks, (2, 150, 256), "tma_gemm"),
     "3x3": Case(lambda: nn.Conv2d(64, 96, 3, 2, 1), (5, 64, 28, 28), "tma_gemm"),
     "strided 1x1": Case(lambda: nn.Conv2d(64, 48, 1, 2), (5, 64, 28, 28), "tma_gemm"),
     "16 channels": Case(lambda: nn.Conv2d(16, 64, 3, 1, 1), (16, 16, 28, 28), "tma_gemm"),
