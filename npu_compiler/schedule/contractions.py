@@ -100,7 +100,7 @@ class Contractions(Operands):
             )
             self._anchor(group, made, DepthwiseConv2d, [source, weight], flops, **own)
             return
-        order, tf32 = self._element_order(x.dtype), self._rounds(node.out.numel // k, x.dtype)
+        order, tf32 = self._element_order(x.dtype), self._rounds(math.prod(node.out.shape[:-1]), x.dtype)
         if w not in self.static:
             filters = self._packed_filters(w, groups, order)
             self._anchor(group, made, Conv2d, [source, filters], flops, tf32=tf32, **own)
