@@ -313,9 +313,12 @@ for _name, _coefficients, _odd, _scaled in (
         S(t(0, 3), t(3)),
         S(t(6, values=(INF, NAN, 3e30, 1e-30, 0.0, -INF)), t(6, values=(NAN, INF, 4e30, 1e-30, -0.0, 1.0))),
     ),
-    arithmetic="float64",
+    arithmetic="float32",
 )
 def hypot(self: Expr, other: Expr) -> Expr:
     """sqrt(self^2 + other^2) without overflow."""
+    a, b = absolute(self), absolute(other)
+    large, small = where(a > b, a, b), where(a > b, b, a)
+    ratio = where(call("eq", small, 0), 0.0, small / large)
     infinite = call("or", call("isinf", self), call("isinf", other))
-    return where(infinite, INF, sqrt(self * self + other * other))
+    return where(infinite, INF, large * sqrt(ratio * ratio + 1))

@@ -76,3 +76,19 @@ def test_errors_are_a_few_units_in_the_last_place(
     worst = int(errors.argmax())
     assert errors[worst] <= units, f"{errors[worst]:.2f} units at {x.numpy()[usual][worst]}"
     np.testing.assert_array_equal(np.isnan(found), np.isnan(exact))
+
+
+def test_a_hypotenuse_neither_overflows_nor_vanishes() -> None:
+    x = torch.tensor([3e38, 1e-30, 0.0, torch.inf, torch.nan, 3.0, -5.0])
+    y = torch.tensor([1e38, 1e-30, 0.0, torch.nan, 1.0, 4.0, 12.0])
+
+    class Hypot(nn.Module):
+        """The op as a module."""
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            """Return the lengths."""
+            return torch.hypot(x, y)
+
+    program = npu_compiler.compile(capture(Hypot(), (x, y)), "cpu")
+    (found,) = Executor(program, load_weights(program, {})).run([x.numpy(), y.numpy()]).values()
+    np.testing.assert_allclose(found, torch.hypot(x.double(), y.double()).numpy(), rtol=3e-7)
