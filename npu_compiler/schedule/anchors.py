@@ -46,6 +46,11 @@ class Contraction(Anchor):
         return 1
 
     @property
+    def left(self) -> Operand:
+        """The left operand of a product, the image of a convolution."""
+        return self.inputs[0]
+
+    @property
     def weight(self) -> Operand:
         """The right operand of a product, the filters of a convolution."""
         return self.inputs[self.rhs]
@@ -90,6 +95,10 @@ class Gemm(Contraction):
     @property
     def rhs(self) -> int:
         return len(self.prologue.inputs) if self.prologue is not None else 1
+
+    @property
+    def left(self) -> Operand:
+        return self.prologue.outputs[0] if self.prologue is not None else self.inputs[0]
 
     @property
     def n_major(self) -> bool:

@@ -90,7 +90,7 @@ def _conv2d(k: Convolution, name: str, place: Place) -> str:
 
 
 def _gemm(k: Gemm, name: str, place: Place, costs: CPUCosts) -> str:
-    a = k.prologue.outputs[0] if k.prologue is not None else k.inputs[0]
+    a = k.left
     w = k.weight
     weights, kept = place(w), ctype(w)
     if w.format:

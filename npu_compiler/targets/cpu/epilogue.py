@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from ...graph import affine, expr
 from ...graph.expr import Expr
-from ...schedule.anchors import Anchor, Gemm
+from ...schedule.anchors import Anchor, Contraction, Gemm
 from ...schedule.kernel import Operand
 from ...support import dtypes
 from ..codegen.epilogue_nest import epilogue_nest, row_digits
@@ -36,7 +36,8 @@ def emit_epilogue(kernel: Anchor, fixed: int, name: str, place: Callable[[Operan
     assert step.target is not None
     names = [f"a{i}" for i in range(len(nest.inputs))]
     render = Renderer(nest, names, lane_dim, False, use_counts([value, step.target]))
-    vector = "vd" if kernel.inputs[0].dtype == "float64" else "vf"
+    left = kernel.left if isinstance(kernel, Contraction) else kernel.inputs[0]
+    vector = "vd" if left.dtype == "float64" else "vf"
     registers = ["acc", "acc1"][: 1 + (isinstance(kernel, Gemm) and kernel.dual)]
     for x in expr.walk(value):
         if x.op == "load" and x.value.operand >= acc:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from npu_compiler.graph import interp
+from npu_compiler.graph.expr import where
 from npu_compiler.graph.graph import Graph, Value
 from npu_compiler.pipeline import compile_graph, run_graph
 from npu_compiler.schedule.anchors import Conv2d, DepthwiseConv2d, Gemm
@@ -95,3 +96,19 @@ def test_one_special_element(doubles: tuple[Doubles, Executor], value: float) ->
         np.testing.assert_allclose(got[name][~special], reference[~special], rtol=0, atol=scale, err_msg=name)
         alike = was[name] == reference  # -0.0 and 0.0 alike
         np.testing.assert_array_equal(got[name][alike], before[name][alike], err_msg=name)
+
+
+def test_a_left_operand_that_the_kernel_computes_from_a_mask() -> None:
+    g, rng = Graph(), np.random.default_rng(7)
+    mask, scale = g.input("mask", (1, 16), "bool"), g.input("scale", (1, 1), "float64")
+    rows = g.pointwise(lambda m, s: where(m, s, -0.5), mask, scale.expand(1, 16), promote=False)
+    g.outputs.append(("out", rows.matmul(g.weight("w", (16, 5), "float64"))))
+    state = run_graph(g, "cpu")
+    assert state.schedule is not None
+    (kernel,) = state.schedule.kernels
+    assert isinstance(kernel, Gemm) and kernel.prologue is not None
+    assert (kernel.inputs[0].dtype, kernel.left.dtype) == ("bool", "float64")
+    w, m, s = rng.standard_normal((16, 5)), rng.random((1, 16)) > 0.4, rng.standard_normal((1, 1))
+    program = compile_graph(g, "cpu")
+    (found,) = Executor(program, load_weights(program, {"w": w})).run([m, s]).values()
+    np.testing.assert_allclose(found, np.where(m, s, -0.5) @ w, rtol=1e-14)

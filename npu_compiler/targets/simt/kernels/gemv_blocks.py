@@ -43,7 +43,7 @@ def emit_gemv_blocks(kernel: Gemm, dialect: Dialect) -> Emission:
     assert isinstance(layout, BlockRows)
     device, row_groups = dialect.device, blocks(kernel.n * (1 + kernel.dual), ROWS)
     shape = choose_shape(kernel.k, row_groups, layout, device)
-    left = kernel.prologue.outputs[0].dtype if kernel.prologue is not None else kernel.inputs[0].dtype
+    left = kernel.left.dtype
     fragments, exact = dialect.fragment_access and left == "bfloat16", left == "float32"
     if fragments and shape.resident:
         shape = choose_rows_shape(kernel.k, row_groups, layout, device) or shape
