@@ -190,7 +190,7 @@ class Contractions(Operands):
         a, b = node.inputs
         m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
         shared = math.prod(b.shape[:-2]) == 1
-        rounded = shared and b in self.static and self._rounds(m * batch, a.dtype)
+        rounded = False
         if b in self.static and shared:
             matrices = [x.inputs[1].reshape(k, n) for x in group.anchors]
             layout, key = self._format_layout(matrices[0]), tuple(x.inputs[1] for x in group.anchors)
@@ -206,6 +206,7 @@ class Contractions(Operands):
             else:
                 view = view.reshape(1, n * len(group.anchors), k)
                 self._static_chain(view)
+                rounded = self._rounds(rows, a.dtype)
                 right = self.packed_weight((key, TF32), view, TF32) if rounded else self.operand(view)
         else:
             full = b if shared else b.expand(*node.out.shape[:-2], k, n)

@@ -47,13 +47,6 @@ class Gated(nn.Module):
         return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
 
 
-class Blocks(nn.Sequential):
-    """Two of these, so that a product computes the norm of the next block."""
-
-    def __init__(self) -> None:
-        super().__init__(Gated(), Gated())
-
-
 class Case(NamedTuple):
     """A module, the shape of its input, and the template of its products."""
 
@@ -66,7 +59,7 @@ CASES = {
     "linear": Case(lambda: nn.Sequential(nn.Linear(256, 512), nn.SiLU(), nn.Linear(512, 40)), (300, 256), "tma_gemm"),
     "long sums": Case(lambda: nn.Linear(4096, 96), (33, 4096), "tma_gemm"),
     "large": Case(lambda: nn.Linear(1024, 4096, bias=False), (4096, 1024), "tma_gemm"),
-    "gated": Case(Blocks, (2, 150, 256), "tma_gemm"),
+    "gated": Case(lambda: nn.Sequential(Gated(), Gated()), (2, 150, 256), "tma_gemm"),
     "3x3": Case(lambda: nn.Conv2d(64, 96, 3, 2, 1), (5, 64, 28, 28), "tma_gemm"),
     "strided 1x1": Case(lambda: nn.Conv2d(64, 48, 1, 2), (5, 64, 28, 28), "tma_gemm"),
     "16 channels": Case(lambda: nn.Conv2d(16, 64, 3, 1, 1), (16, 16, 28, 28), "tma_gemm"),
@@ -119,6 +112,16 @@ def test_products_of_few_rows_do_not_round() -> None:
         capture(nn.Linear(256, 64), (torch.randn(16, 256),)), "cuda:sm_90", float32_precision="tf32"
     )
     assert products(few) == {"simple_gemm"}
+
+
+@cuda_gpu.compiles()
+@pytest.mark.parametrize("weights", ["q8_0", "int8_g128"])
+def test_weights_in_a_format_are_decoded(weights: str) -> None:
+    """Their elements are not rounded in memory, so that the kernel rounds both operands."""
+    model = capture(nn.Linear(1024, 1024), (torch.randn(64, 1024),))
+    program = npu_compiler.compile(model, "cuda:sm_90", float32_precision="tf32", weights=weights)
+    assert products(program) == {"split_gemm"}
+    assert "SMALL = false" in program.sources["kernels.cu"]
 
 
 @cuda_gpu.compiles()
