@@ -201,7 +201,7 @@ def table(results: dict[str, Any]) -> str:
     text = (
         f"Median microseconds, {results['hardware']}, PyTorch {results['versions']['torch']}, eager, "
         f"{results['date']}. Errors are RMS against float64, at most 1.1 × PyTorch's unless marked ✗. "
-        f"Command: `{results['command']}`."
+        f"Command: `{results['command']}`, for TF32 with `--tf32`."
     )
     return "\n".join([*lines, text])
 

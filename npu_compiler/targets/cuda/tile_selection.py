@@ -59,8 +59,8 @@ class Plan:
     @property
     def load_warpgroup(self) -> bool:
         """Whether a whole warpgroup issues the loads, so that the others can have its registers."""
-        large = self.rounded and self.m * self.n > WARPGROUP * 192
-        return self.overlap or self.promoted > 0 or (self.heads and self.m > 64) or large
+        large = self.m > 64 and (self.heads or (self.rounded and self.n > 192))
+        return self.overlap or self.promoted > 0 or large
 
     @property
     def vector_pairs(self) -> int:
@@ -257,9 +257,8 @@ def _plan(problem: Problem, device: CUDADevice, m: int, n: int, splits: int, blo
         return None
     many = blocks(p.m, m) * blocks(p.n, n) * p.batch > device.compute_units
     long = blocks(p.k, step) >= plan.store_parts(p.products)
-    plain = not (problem.residual or promoted or tma_store or problem.codes or heads or rounded)
-    plain = plain and problem.outputs == 1
-    return replace(plan, overlap=twice and many and long and plain)
+    special = problem.residual or promoted or tma_store or problem.codes or heads or rounded or problem.outputs > 1
+    return replace(plan, overlap=twice and many and long and not special)
 
 
 def _stages(problem: Problem, device: CUDADevice, m: int, n: int, splits: int, blocks_per_sm: int) -> int:

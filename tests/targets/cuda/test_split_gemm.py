@@ -61,10 +61,7 @@ def test_infinities_are_those_of_float_arithmetic() -> None:
     """Some operands are infinite or NaN; other results keep their precision."""
     x, y = matrices((200, 160), (160, 130))
     x[3, 5], x[4, 6], x[9, 1], y[2, 8], y[1, 20] = torch.inf, torch.nan, torch.inf, -torch.inf, 0.0
-    ones = torch.tensor([0x7FFFFFFF, -1], dtype=torch.int32).view(
-        torch.float32
-    )  # the NaN of GPU arithmetic, and another
-    x[60, 7], y[9, 70] = ones
+    x[60, 7], y[9, 70] = torch.tensor([0x7FFFFFFF, -1], dtype=torch.int32).view(torch.float32)  # NaNs of all ones
     (found,) = compile_and_run(Product(), [(x, y)], "float32", cuda_gpu.backend())
     want, exact = x @ y, x.double() @ y.double()
     ours, finite = torch.from_numpy(found).reshape(want.shape), exact.isfinite()

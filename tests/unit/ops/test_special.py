@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import npu_compiler
 from npu_compiler.frontend import capture
 from npu_runtime import Executor, load_weights
+
+from ...support.captured import Fn
 
 ROOT = Path(__file__).parents[3]
 POINTS = 20_000
@@ -24,21 +25,9 @@ TINY, HUGE = 1.2e-38, 3.4e38
 def test_coefficients_are_those_of_the_fit() -> None:
     pytest.importorskip("mpmath")
     command = [sys.executable, "tools/fit_special.py", "--check"]
-    run = subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.count(": ok") == 10
-
-
-class Elementwise(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the results."""
-        return self.function(x)
 
 
 def spread(low: float, high: float, *ends: float) -> torch.Tensor:
@@ -67,7 +56,7 @@ def spread(low: float, high: float, *ends: float) -> torch.Tensor:
 def test_errors_are_a_few_units_in_the_last_place(
     function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, units: float
 ) -> None:
-    program = npu_compiler.compile(capture(Elementwise(function), (x,)), "cpu")
+    program = npu_compiler.compile(capture(Fn(lambda _, x: function(x)), (x,)), "cpu")
     (found,) = Executor(program, load_weights(program, {})).run([x.numpy()]).values()
     exact = function(x.double()).numpy()
     usual = (np.abs(exact) > TINY) & (np.abs(exact) < HUGE)
@@ -82,13 +71,6 @@ def test_a_hypotenuse_neither_overflows_nor_vanishes() -> None:
     x = torch.tensor([3e38, 1e-30, 0.0, torch.inf, torch.nan, 3.0, -5.0])
     y = torch.tensor([1e38, 1e-30, 0.0, torch.nan, 1.0, 4.0, 12.0])
 
-    class Hypot(nn.Module):
-        """The op as a module."""
-
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            """Return the lengths."""
-            return torch.hypot(x, y)
-
-    program = npu_compiler.compile(capture(Hypot(), (x, y)), "cpu")
+    program = npu_compiler.compile(capture(Fn(lambda _, x, y: torch.hypot(x, y)), (x, y)), "cpu")
     (found,) = Executor(program, load_weights(program, {})).run([x.numpy(), y.numpy()]).values()
     np.testing.assert_allclose(found, torch.hypot(x.double(), y.double()).numpy(), rtol=3e-7)
