@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ...schedule.anchors import Conv2d, Gemm
 from ...support import dtypes
 from ..simt.kernels.gemm import Product, product_of
-from ..simt.kernels.operand_types import TF32, as_b16, operand_type
+from ..simt.kernels.operand_types import LIMBS, TF32, as_b16, operand_type
 from ..simt.lang.dialect import SUBGROUP, Dialect
 from ..simt.lang.function import blocks
 from .devices import CUDADevice, TMACosts
@@ -23,7 +23,8 @@ SUBTILE = 64  # rows of results in one TMA store
 N_MAJOR_COLUMNS = 64  # neighbouring columns of a right operand [K, N] in one TMA load
 PAD = 16  # floats after a row of partial sums, to avoid bank conflicts
 MAX_STAGES = 8
-DECODED_STEP = 64  # elements of a stage along K of weights that are decoded
+STEP = 64  # b16 elements of a stage along K: 128 bytes
+DECODED_STEP = STEP  # of weights that are decoded
 DECODED_WARPS = 16  # of a thread block
 WARPGROUP = 128  # threads
 LONG_SUM = 2048  # more terms of 8-bit floats are added up in float32, MAX_TERMS at a time: at an error of 7e-4 of the
@@ -32,6 +33,8 @@ MOST_REGISTERS = 232  # of a thread with sums of two tiles or two kinds, if a wa
 HALF = 32  # columns of half a tile that is narrower than a head
 LOOPS = 1.2  # microseconds of a kernel that reads the heads of a small product
 ROUNDED = 32  # registers of the left operands of a stage that are rounded
+SPLIT = 24  # those of a stage that are split
+LIMB_PRODUCTS = 3  # times as many products as of TF32
 HELD = 32  # registers of the operands of a pair of vectors of a head
 
 
@@ -42,7 +45,7 @@ class Plan:
     ``prefetch``: threads read residuals before the main loop. ``tma_store``: TMA loads residuals and stores results.
     ``promoted``: after so many stages, sums are added up in float32; 0: never. ``overlap``: threads store the results
     of a tile while they multiply the next one. ``heads``: they store pairs of columns of a head together. ``rounded``:
-    left operands are rounded in registers."""
+    left operands are rounded in registers. ``limbs``: floats are split, see ``kernels/float_limbs.h``."""
 
     m: int
     n: int
@@ -55,12 +58,19 @@ class Plan:
     overlap: bool = False
     heads: bool = False
     rounded: bool = False
+    limbs: bool = False
 
     @property
     def load_warpgroup(self) -> bool:
-        """Whether a whole warpgroup issues the loads, so that the others can have its registers."""
+        """Whether a whole warpgroup issues the loads, so that the others can have its registers, or so that its other
+        warps can split floats."""
         large = self.m > 64 and (self.heads or (self.rounded and self.n > 192))
         return self.overlap or self.promoted > 0 or large
+
+    @property
+    def moves_registers(self) -> bool:
+        """Whether the other warpgroups have registers of that warpgroup."""
+        return self.load_warpgroup and self.m > 64
 
     @property
     def vector_pairs(self) -> int:
@@ -76,6 +86,11 @@ def subtile_columns(n: int, size: int) -> int:
     """Return the columns of results in one TMA store: 128 bytes, or 64 columns if those do not divide ``n``, the width
     of a tile. ``size``: bytes of a result."""
     return 128 // size if n % (128 // size) == 0 else 64
+
+
+def stage_elements(m: int, n: int, step: int, limbs: bool) -> int:
+    """Return the b16 elements of a stage. Limbs are stored in place of floats, the third ones behind them."""
+    return (m + n) * step + (n * step // 2 if limbs else 0)
 
 
 def result_stages(m: int, n: int, step: int, size: int, outputs: int = 1) -> int:
@@ -126,7 +141,8 @@ class Problem:
     one. ``size``: bytes of a result; 0: TMA cannot store them. ``outputs``: their number. ``columns``: widths are
     multiples of it. ``scaled``: columns have scales. ``codes``: of the right operand, if warps decode it. ``nbytes``:
     of memory that it accesses at least. ``head``: columns of a head if threads store pairs of its columns, HEAD / 2
-    apart, together; else 0. ``rounded``: whether left operands are rounded in registers.
+    apart, together; else 0. ``rounded``: whether left operands are rounded in registers. ``limbs``: whether operands
+    are split.
     """
 
     product: Product
@@ -140,6 +156,7 @@ class Problem:
     nbytes: int = 0
     head: int = 0
     rounded: bool = False
+    limbs: bool = False
 
 
 def choose(kernel: Gemm | Conv2d, step: int, tiles: bool, dialect: Dialect) -> Plan:
@@ -185,6 +202,7 @@ def _problem(kernel: Gemm | Conv2d, step: int, tiles: bool) -> Problem:
         product_of(product), step, residual, dtypes.DTYPES[out.dtype].size if tiles else 0,
         min(len(kernel.outputs), 2), N_MAJOR_COLUMNS if kernel.n_major else kind.columns, kind.stored,
         nbytes=sum(math.prod(o.shape) * dtypes.DTYPES[o.dtype].size for o in touched), rounded=kind is TF32,
+        limbs=kind is LIMBS,
     )  # fmt: skip
 
 
@@ -237,8 +255,8 @@ def _plan(problem: Problem, device: CUDADevice, m: int, n: int, splits: int, blo
     results = result_stages(m, n, step, problem.size, problem.outputs) if tma_store else 0
     if problem.outputs > 1 or step < 64:
         tma_store = tma_store and 0 < results < stages - 1
-    prefetch = problem.residual and n <= 128 and splits == 1 and not tma_store
-    promoted = MAX_TERMS // (2 * step) if problem.scaled and 2 * p.k // splits > LONG_SUM else 0
+    prefetch = problem.residual and n <= 128 and splits == 1 and not tma_store and not problem.limbs
+    promoted = MAX_TERMS // (2 * step) if problem.scaled and 2 * p.k // splits > LONG_SUM else int(problem.limbs)
     one = (m, splits, blocks_per_sm) == (128, 1, 1)
     twice = one and n + 40 <= MOST_REGISTERS  # a thread can have the sums of two tiles
     if stages <= 2 or (splits > 1 and blocks(p.k, step) < 2 * splits):
@@ -247,11 +265,13 @@ def _plan(problem: Problem, device: CUDADevice, m: int, n: int, splits: int, blo
         return None
     if blocks_per_sm == 4 and prefetch:  # two blocks with more rows measured faster
         return None
-    if promoted and (not twice or prefetch):
+    if promoted and (prefetch or not (twice or problem.limbs)):
         return None
-    heads, rounded = problem.head > 0, problem.rounded
-    plan = Plan(m, n, stages, splits, blocks_per_sm, prefetch, tma_store, promoted, heads=heads, rounded=rounded)
-    if plan.load_warpgroup and (not one or thread_registers(plan) > MOST_REGISTERS):
+    heads, rounded, limbs = problem.head > 0, problem.rounded, problem.limbs
+    plan = Plan(m, n, stages, splits, blocks_per_sm, prefetch, tma_store, promoted, False, heads, rounded, limbs)
+    if limbs and not _has_splitters(plan, device):
+        return None
+    if plan.load_warpgroup and not ((one or limbs) and thread_registers(plan) <= MOST_REGISTERS):
         return None
     if not plan.load_warpgroup and registers(plan) > device.registers:
         return None
@@ -261,12 +281,18 @@ def _plan(problem: Problem, device: CUDADevice, m: int, n: int, splits: int, blo
     return replace(plan, overlap=twice and many and long and not special)
 
 
+def _has_splitters(plan: Plan, device: CUDADevice) -> bool:
+    """Whether there are registers for the warps that split floats."""
+    threads = (plan.m * 2 + WARPGROUP) * plan.blocks_per_sm
+    return plan.blocks_per_sm == 1 if plan.moves_registers else thread_registers(plan) <= device.registers // threads
+
+
 def _stages(problem: Problem, device: CUDADevice, m: int, n: int, splits: int, blocks_per_sm: int) -> int:
     """Return the stages for which each of ``blocks_per_sm`` thread blocks has shared memory."""
     room = device.shared_per_sm // blocks_per_sm - GROUP_EXTRA
     room -= split_floats(m, n) * 4 if splits > 1 else 0
     room -= column_scale_floats(m, n) * 4 if problem.scaled else 0
-    stage = (m + n) * problem.step * 2
+    stage = stage_elements(m, n, problem.step, problem.limbs) * 2
     if problem.codes:
         room -= problem.codes.column * n * (problem.codes.copiers - 1)
         stage += problem.codes.column * n
@@ -289,7 +315,7 @@ def thread_registers(plan: Plan) -> int:
     held = plan.n // 4 if plan.prefetch else 0
     if plan.heads:
         held = HELD * (plan.vector_pairs if plan.splits > 1 else 2)
-    return (plan.n if plan.promoted else plan.n // 2) + held + ROUNDED * plan.rounded + 40
+    return (plan.n if plan.promoted else plan.n // 2) + held + ROUNDED * plan.rounded + SPLIT * plan.limbs + 40
 
 
 def registers(plan: Plan) -> int:
@@ -328,6 +354,7 @@ def _loop_cost(problem: Problem, plan: Plan, c: TMACosts) -> float:
     steps = blocks(blocks(problem.product.k, problem.step), plan.splits)
     narrow = c.narrow if plan.n <= 64 else 1 + 0.4 * (c.narrow - 1) if plan.n < 128 else 1.0
     multiply = steps * problem.step / 64 * plan.m * max(plan.n, 64) * c.multiply * narrow
+    multiply *= LIMB_PRODUCTS if problem.limbs else 1
     load = steps * problem.step / 64 * (plan.m + plan.n) * c.load
     return max(multiply, load, steps * plan.n * problem.codes.cost if problem.codes else 0.0)
 

@@ -12,7 +12,7 @@ import math
 from ...schedule.anchors import Conv2d
 from ...support import dtypes
 from ..simt.kernels.epilogue import Epilogue, Functor
-from ..simt.kernels.operand_types import TF32, as_b16, operand_type
+from ..simt.kernels.operand_types import LIMBS, TF32, as_b16, operand_type
 from ..simt.lang.dialect import Dialect
 from ..simt.lang.emission import Emission
 from ..simt.lang.function import Members, blocks
@@ -48,7 +48,7 @@ def supports_tma_conv(kernel: Conv2d, dialect: Dialect) -> bool:
 def in_lines(kernel: Conv2d) -> Conv2d | None:
     """Return ``kernel`` with b16 operands if TMA can load the lines of pixels that it reads, else None."""
     viewed, kind = as_b16(kernel), operand_type(kernel)
-    if not isinstance(viewed, Conv2d) or kind in (None, TF32) or kernel.channels[1] % kind.columns:
+    if not isinstance(viewed, Conv2d) or kind in (None, TF32, LIMBS) or kernel.channels[1] % kind.columns:
         return None
     a, w = viewed.inputs[0], viewed.weight
     if viewed.groups > 1 or viewed.splits > 1 or a.offset % 8 or w.offset % 8 or viewed.stride[1] > 1:

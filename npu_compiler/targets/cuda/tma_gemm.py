@@ -13,7 +13,7 @@ from ...support import dtypes
 from ...weights.block_rows import ROWS
 from ..simt.kernels.epilogue import Epilogue, Functor
 from ..simt.kernels.gemm import WGMMA_ROWS, product_of
-from ..simt.kernels.operand_types import TF32, as_b16, operand_type
+from ..simt.kernels.operand_types import LIMBS, TF32, as_b16, operand_type
 from ..simt.lang.dialect import SUBGROUP, Dialect
 from ..simt.lang.emission import Emission
 from ..simt.lang.function import Function, Members, blocks, constants
@@ -23,6 +23,7 @@ from .tile_selection import (
     GROUP_EXTRA,
     HALF,
     N_MAJOR_COLUMNS,
+    STEP,
     SUBTILE,
     WARPGROUP,
     Plan,
@@ -31,6 +32,7 @@ from .tile_selection import (
     device_of,
     result_stages,
     split_floats,
+    stage_elements,
     subtile_columns,
 )
 from .tma_epilogue import hold_vectors, residual_of, row_pitch, supports_tma_store, vector_bytes
@@ -40,10 +42,10 @@ MAX_PRIMED = 36 << 10  # bytes of weights: an SM's loads are served in order, so
 
 
 def supports_tma(kernel: Gemm | Conv2d) -> bool:
-    """Whether TMA can load the operands of ``kernel``: rows of 8-bit or 16-bit types that begin at multiples of 16
-    bytes, and for a convolution a multiple of 64 bytes of channels."""
+    """Whether TMA can load the operands of ``kernel``: rows that begin at multiples of 16 bytes, and for a convolution a
+    multiple of 64 bytes of channels. Stages of floats that are split have 128 bytes."""
     viewed = None if isinstance(kernel, Gemm) and kernel.prologue is not None else as_b16(kernel)
-    if viewed is None:
+    if viewed is None or (operand_type(kernel) is LIMBS and tile_k(kernel) < STEP):
         return False
     kernel, p = viewed, product_of(viewed)
     a, w = kernel.inputs[0], kernel.weight
@@ -69,9 +71,9 @@ def tile_k(kernel: Gemm | Conv2d) -> int:
     viewed = as_b16(kernel)
     assert viewed is not None
     if isinstance(viewed, Gemm) or is_plain(viewed):
-        return 64 if product_of(viewed).k > 32 else 32
+        return STEP if product_of(viewed).k > 32 else 32
     channels = viewed.channels[0]
-    return 64 if channels % 64 == 0 else 32 if channels % 32 == 0 else 0
+    return STEP if channels % STEP == 0 else 32 if channels % 32 == 0 else 0
 
 
 def is_plain(kernel: Conv2d) -> bool:
@@ -159,12 +161,12 @@ class TmaGemm:
         """Return the function."""
         f, plan, p = self.f, self.plan, self.p
         f.cluster, f.resident = plan.splits, plan.blocks_per_sm
-        stages = plan.stages * (plan.m + plan.n) * self.step
+        stages = plan.stages * stage_elements(plan.m, plan.n, self.step, plan.limbs)
         ring = f.array(self.kind.ctype, "ring", stages + self.codes // 2)
         parts = "nullptr"
         if plan.splits > 1:
             parts = f.array(self.kind.sum_ctype, "parts", split_floats(plan.m, plan.n))
-        full = f.array("int64_t", "full", 2 * plan.stages + (plan.splits > 1))
+        full = f.array("int64_t", "full", (2 + plan.limbs) * plan.stages + (plan.splits > 1))
         before, decoder = self._kept(), self._decoder(f"(char*)({ring} + {stages})")
         operands = self._operands(self.operands, "@NAME@_product")
         outputs = self._outputs()
@@ -179,6 +181,7 @@ class TmaGemm:
             M=p.m, N=p.n, BATCH=p.batch, PRODUCTS=p.products, BATCHED_RIGHT=self._batches(self.operands.kernel) > 1,
             SPLITS=plan.splits, TILE_M=plan.m, TILE_N=plan.n, TILE_K=self.step, STAGES=plan.stages, TILES=tiles,
             STEP=clusters, FOURS=self.kind.stored, N_MAJOR=self.kernel.n_major, ROUNDED=self.kind is TF32,
+            LIMBS=plan.limbs, MOVES_REGISTERS=plan.moves_registers,
             PROMOTED=plan.promoted, OVERLAP=plan.overlap, STORE_PARTS=plan.store_parts(p.products),
             LOAD_WARPGROUP=plan.load_warpgroup, HEAD=self.head, PAIRS_AHEAD=self.pairs_ahead, PRIMED=self._primed(),
             DECODERS=self.decoders, TEAM=self.team, OUTPUTS=self.outputs, SUM_ROWS=sums, **flags,
@@ -246,8 +249,25 @@ class TmaGemm:
                 PAD_TOP=a.padding[0], PAD_LEFT=a.padding[1], DILATION_H=a.dilation[0],
                 DILATION_W=a.dilation[1], CHANNEL_TILES=a.channels[0] // self.step,
             )  # fmt: skip
+        floats = ["nullptr", "nullptr"]
+        if self.plan.limbs:
+            values |= self._float_rows(s)
+            floats = [self.f.pointer(n) for n in (s.left, s.right)]
         self.f.before.append(constants(name, {}, values))
-        return f"Operands<{name}>{{{left}, {right}}}"
+        return f"Operands<{name}>{{{', '.join((left, right, *floats))}}}"
+
+    def _float_rows(self, s: Operands) -> dict[str, int]:
+        """Return the constants with which threads read floats of the operands: see ``kernels/tma_float_sums.h``."""
+        k, p = s.kernel, product_of(s.kernel)
+        a, w, row = k.inputs[0], k.inputs[k.rhs], p.k // 2
+        if isinstance(k, Conv2d) and not is_plain(k):
+            image, line, pixel = (n // 2 for n in a.strides[:3])
+            sizes = dict(H=a.shape[1], W=a.shape[2], IMAGE=image, LINE=line, PIXEL=pixel)
+        else:
+            left = (k.lda // 2, k.batch_stride // 2) if isinstance(k, Gemm) else (row, 0)
+            sizes = dict(zip(("LEFT_ROW", "LEFT_BATCH"), left, strict=True))
+        right = (w.strides[1] // 2, w.strides[0] // 2) if isinstance(k, Gemm) else (row, 0)
+        return dict(K=row, RIGHT_ROW=right[0], RIGHT_BATCH=right[1]) | sizes
 
     def _maps(self, s: Operands) -> tuple[TileMap, TileMap]:
         """Return the tensor maps of the left and the right operand."""

@@ -28,11 +28,11 @@ def layers(*made: nn.Module) -> nn.Module:
 
 
 CASES: dict[str, tuple[nn.Module, Args]] = {
-    "linear": (layers(nn.Linear(500, 300), nn.GELU()), matrices((200, 500))),
+    "linear": (layers(nn.Linear(499, 300), nn.GELU()), matrices((200, 499))),
     "odd terms": (layers(nn.Linear(77, 130)), matrices((70, 77))),
     "long sums": (Product(), matrices((70, 5000), (5000, 33))),
     "batches": (Product(), matrices((3, 70, 64), (3, 64, 90))),
-    "transposed": (Product(), (matrices((90, 64))[0], matrices((40, 64))[0].mT)),
+    "transposed": (Product(), (matrices((90, 62))[0], matrices((40, 62))[0].mT)),
     "convolution": (layers(nn.Conv2d(24, 40, 3, 2, 1), nn.ReLU()), matrices((2, 24, 19, 17))),
     "groups": (layers(nn.Conv2d(128, 128, 3, 1, 1, groups=2)), matrices((2, 128, 9, 9))),
 }

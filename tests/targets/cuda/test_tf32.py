@@ -102,8 +102,8 @@ def test_all_products_use_the_matrix_unit(name: str) -> None:
 @cuda_gpu.compiles()
 def test_exact_products_do_not_round() -> None:
     exact = compiled("3x3", precision="highest")
-    assert products(exact) == {"split_gemm"}
-    assert "SMALL = true" in exact.sources["kernels.cu"]
+    assert products(exact) == {"tma_gemm"}
+    assert "ROUNDED = false" in exact.sources["kernels.cu"] and "LIMBS = true" in exact.sources["kernels.cu"]
 
 
 @cuda_gpu.compiles()

@@ -7,6 +7,7 @@
 //   tma_gemm<D>(Operands<S>{left, right}, ring, full, parts, epilogue, scale, columns, {out, out1, residual}, row_sums,
 //               NoSum(), NoDecoder(), th)
 #pragma once
+#include "tma_float_sums.h"
 #include "tma_overlap.h"
 #include "tma_result_stages.h"
 
@@ -54,8 +55,8 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
   constexpr int CONSUMERS = D::TILE_M / 64 * 4, COPIERS = CONSUMERS + D::DECODERS;  // the first warps of each kind
   constexpr int PRODUCER = COPIERS + Decoder::COPIERS;                                // the warp that issues loads
   ASSUME(th.tid >= 0 && th.tid < PRODUCER * 32 + (D::LOAD_WARPGROUP ? 128 : 32));
-  const Ring<D> ring = {slots, full, full + D::STAGES};
   int64_t* const sent = full + 2 * D::STAGES;  // of the partial sums, if SPLITS > 1
+  const Ring<D> ring = {slots, full, full + D::STAGES, D::LIMBS ? sent + (D::SPLITS > 1) : full};
   const int rank = D::SPLITS > 1 ? cluster_rank() : 0;
   if (th.tid == 0) {
     if constexpr (Decoder::ENABLED) decoder.template init<D>();
@@ -68,7 +69,10 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
   if (D::SPLITS > 1) cluster_start();
   else barrier();
   if (th.subgroup >= PRODUCER) {
-    if constexpr (D::LOAD_WARPGROUP) fewer_registers<40>();
+    if constexpr (D::MOVES_REGISTERS) fewer_registers<40>();
+    if constexpr (D::LIMBS) {
+      if (th.subgroup > PRODUCER) split_stages<D, S>(ring, th.workgroup / D::SPLITS, rank, th.subgroup - PRODUCER - 1, th.lane);
+    }
     if (th.subgroup == PRODUCER && th.lane == 0) {
       if constexpr (Before::ENABLED) {
         tma_prefetch(before.operands.left);
@@ -103,7 +107,7 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
       return;
     }
   }
-  if constexpr (D::LOAD_WARPGROUP) more_registers<232>();
+  if constexpr (D::MOVES_REGISTERS) more_registers<232>();
   if constexpr (D::HEAD > 0) epilogue.template begin<D::TILE_M * 2>(th.tid, 1 + D::TILE_M / 64);
   pdl_wait();
   if constexpr (D::OVERLAP) {
@@ -133,6 +137,7 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
         }
       }
       multiply_stages<S>(acc, ring, at, rank, th, release);
+      if constexpr (D::LIMBS) replace_nan<D>(acc, operands, tile, rank, row, th.lane);
       factors_of_columns.apply(columns, acc, turn, th);
       factors.find(scale, (float*)parts, th.tid);
       store_share<D, E, Scale>(epilogue, acc, parts, sent, ahead, tile, rank, th, row_sums);
@@ -161,6 +166,7 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
         release.held = -1;
       }
       multiply_stages<S>(acc, ring, at, rank, th, release);
+      if constexpr (D::LIMBS) replace_nan<D>(acc, operands, tile, rank, row, th.lane);
       factors_of_columns.apply(columns, acc, turn, th);
       factors.find(scale);
       float sums[2] = {};

@@ -3,7 +3,8 @@
 //
 // Types of D: T, a b16 element of the operands; Sum, of the accumulators; R, of the results. Constants: M, N; BATCH
 // of products, each with its own right operand if BATCHED_RIGHT; FOURS: the right operand consists of groups of four rows (weights/block_rows.py); N_MAJOR: the
-// right operand is [K, N], loaded in tiles of 64 columns; ROUNDED: elements are floats, and the left ones are rounded to TF32; HEAD: columns of a head if a thread needs both of two columns HEAD / 2
+// right operand is [K, N], loaded in tiles of 64 columns; ROUNDED: elements are floats, and the left ones are rounded to TF32;
+// LIMBS: elements are floats, and warps split them (float_limbs.h); HEAD: columns of a head if a thread needs both of two columns HEAD / 2
 // apart (tma_head_stores.h), else 0; TILE_M, TILE_N, TILE_K, which counts b16 elements; STAGES of
 // the ring; TILES of the result, of which a block processes every STEP-th; SPLITS: blocks of a cluster that share a tile, each with a part of K (split-K); PRIMED: stages whose right
 // operand, weights, is loaded before preceding kernels end; DECODERS: warps that decode the right operand, TEAM of them each stage (tma_decoder.h); PRODUCTS 2: columns alternate between two products, which
@@ -11,8 +12,9 @@
 //
 // Constants of S, a product of the kernel: K_TILES; IM2COL: rows of the left operand are pixels of the result, and K
 // runs over taps and channels; then OH, OW, KERNEL_W, STRIDE_H, STRIDE_W, PAD_TOP, PAD_LEFT, DILATION_H, DILATION_W,
-// and CHANNEL_TILES of K in each tap.
+// and CHANNEL_TILES of K in each tap. If LIMBS, those of FloatRows, too.
 #pragma once
+#include "float_limbs.h"
 #include "tma.h"
 #include "wgmma.h"
 
@@ -50,9 +52,10 @@ template <class D> using TileC = WgmmaC<D::TILE_N, typename D::Sum>;  // the sum
 
 // -- the ring buffer
 template <class D> struct Ring {
-  static constexpr int STAGE = (D::TILE_M + D::TILE_N) * D::TILE_K;  // elements of the left, then of the right operand
+  static constexpr int LOADED = (D::TILE_M + D::TILE_N) * D::TILE_K;  // elements of the left, then of the right operand
+  static constexpr int STAGE = LOADED + (D::LIMBS ? D::TILE_N * LIMB_FLOATS : 0);
   typename D::T* slots;
-  int64_t *full, *empty;
+  int64_t *full, *empty, *loaded;  // `loaded`, by TMA, is `full`, unless warps split the right operand before
   INLINE typename D::T* stage(int slot) const { return slots + slot * STAGE; }
 };
 
@@ -60,6 +63,7 @@ template <class D> INLINE void init_ring(const Ring<D>& ring) {
   for (int i = 0; i < D::STAGES; i++) {
     mbarrier_init(ring.full + i, D::DECODERS ? 1 + D::TEAM : 1);  // TMA's bytes, and the warp that decodes weights
     mbarrier_init(ring.empty + i, D::TILE_M / 64);
+    if (D::LIMBS) mbarrier_init(ring.loaded + i, 1);
   }
   mbarrier_init_fence();
 }
@@ -68,6 +72,7 @@ template <class D> INLINE void init_ring(const Ring<D>& ring) {
 template <class S_> struct Operands {
   typedef S_ S;
   const TensorMap &left, &right;
+  const float *left_floats, *right_floats;  // if LIMBS
 };
 
 struct Range {
@@ -86,16 +91,16 @@ INLINE void load_right(const Ring<D>& ring, const Operands<S>& from, int slot, i
 #pragma unroll
   for (int i = 0; i < D::TILE_N; i += COLUMNS) {
     const int n = first + column_offset<D>(i);
-    if (D::FOURS) tma_load(to + i * D::TILE_K, from.right, ring.full + slot, k, 0, n / 4);
-    else if (D::N_MAJOR) tma_load(to + i * D::TILE_K, from.right, ring.full + slot, n, k, batch);
-    else tma_load(to + i * D::TILE_K, from.right, ring.full + slot, k, n, batch);
+    if (D::FOURS) tma_load(to + i * D::TILE_K, from.right, ring.loaded + slot, k, 0, n / 4);
+    else if (D::N_MAJOR) tma_load(to + i * D::TILE_K, from.right, ring.loaded + slot, n, k, batch);
+    else tma_load(to + i * D::TILE_K, from.right, ring.loaded + slot, k, n, batch);
   }
 }
 
 // Loads the first PRIMED stages of weights, which do not depend on preceding kernels.
 template <class D, class S> INLINE void prime(const Ring<D>& ring, const Operands<S>& from, TileIndex tile, int rank) {
   for (int i = 0; i < D::PRIMED; i++) {
-    mbarrier_expect_bytes(ring.full + i, Ring<D>::STAGE * 2);
+    mbarrier_expect_bytes(ring.loaded + i, Ring<D>::LOADED * 2);
     load_right(ring, from, i, k_tiles<D, S>(rank).first + i, tile);
   }
 }
@@ -116,15 +121,15 @@ INLINE void load_stages(const Ring<D>& ring, const Operands<S>& from, RingPositi
   for (int step = range.first; step < range.last; step++) {
     if (PRIMED == 0 || count >= PRIMED) {
       mbarrier_wait(ring.empty + at.slot, at.phase);
-      mbarrier_expect_bytes(ring.full + at.slot, D::DECODERS ? D::TILE_M * D::TILE_K * 2 : Ring<D>::STAGE * 2);
+      mbarrier_expect_bytes(ring.loaded + at.slot, D::DECODERS ? D::TILE_M * D::TILE_K * 2 : Ring<D>::LOADED * 2);
       if (!D::DECODERS) load_right(ring, from, at.slot, step, tile);
     }
     if constexpr (S::IM2COL) {
       const int tap = step / S::CHANNEL_TILES, c = step % S::CHANNEL_TILES * D::TILE_K;
-      tma_load_im2col(ring.stage(at.slot), from.left, ring.full + at.slot, c, x0, y0, image,
+      tma_load_im2col(ring.stage(at.slot), from.left, ring.loaded + at.slot, c, x0, y0, image,
                       tap % S::KERNEL_W * S::DILATION_W, tap / S::KERNEL_W * S::DILATION_H);
     } else {
-      tma_load(ring.stage(at.slot), from.left, ring.full + at.slot, step * D::TILE_K, row,
+      tma_load(ring.stage(at.slot), from.left, ring.loaded + at.slot, step * D::TILE_K, row,
                D::BATCH > 1 ? tile.batch : 0);
     }
     count++;
@@ -132,9 +137,28 @@ INLINE void load_stages(const Ring<D>& ring, const Operands<S>& from, RingPositi
   }
 }
 
+// Splits the right operands of all stages of a thread block, whose first tile is `t`. Warps 0 to 2 call it.
+template <class D, class S> INLINE void split_stages(const Ring<D>& ring, int t, int rank, int warp, int lane) {
+  const Range range = k_tiles<D, S>(rank);
+  RingPosition<D::STAGES> at = {0, 0};
+  for (; t < D::TILES; t += D::STEP) {
+#pragma unroll 1
+    for (int step = range.first; step < range.last; step++) {
+      mbarrier_wait(ring.loaded + at.slot, at.phase);
+      split_rows<D::TILE_N>(ring.stage(at.slot) + D::TILE_M * D::TILE_K, warp, lane);
+      fence_async_shared();
+      named_barrier(SPLIT_BARRIER, SPLIT_THREADS);
+      if (warp == 0 && lane == 0) mbarrier_arrive(ring.full + at.slot);
+      at.next();
+    }
+#pragma unroll
+    for (int i = 0; i < D::RESULT_STAGES; i++) at.next();
+  }
+}
+
 // -- products
 // Starts the products of one stage and calls meanwhile(). Then the stage before, `slot`, is free if this tile used it. If
-// ROUNDED, it is free before: the products of the stage before have to end before registers hold other left operands.
+// ROUNDED or LIMBS, it is free before: the products of the stage before have to end before registers hold other left operands.
 template <class D, class F>
 INLINE void multiply_stage(TileC<D>& acc, const Ring<D>& ring, RingPosition<D::STAGES>& at, bool accumulate, bool release,
                            int& slot, const Thread& th, const F& meanwhile) {
@@ -144,7 +168,14 @@ INLINE void multiply_stage(TileC<D>& acc, const Ring<D>& ring, RingPosition<D::S
   mbarrier_wait(ring.full + at.slot, at.phase);
   typename D::T* const left = ring.stage(at.slot);
   const typename D::T *const rows = left + th.subgroup / 4 * (64 * D::TILE_K), *const right = left + D::TILE_M * D::TILE_K;
-  if constexpr (D::ROUNDED) {
+  if constexpr (D::LIMBS) {
+    release_last();  // its products have ended
+    mbarrier_wait(ring.loaded + at.slot, at.phase);
+    LimbRows limbs;
+    limbs.load(rows + th.subgroup % 4 * (16 * D::TILE_K), th.lane);
+    wgmma_fence();
+    limbs.multiply(acc, right);
+  } else if constexpr (D::ROUNDED) {
     wgmma_wait<0>();
     release_last();
     RoundedRows<D::TILE_K> rounded;
@@ -158,7 +189,7 @@ INLINE void multiply_stage(TileC<D>& acc, const Ring<D>& ring, RingPosition<D::S
   }
   wgmma_commit();
   meanwhile();
-  if constexpr (!D::ROUNDED) {
+  if constexpr (!D::ROUNDED && !D::LIMBS) {
     wgmma_wait<1>();
     release_last();
   }
@@ -178,24 +209,22 @@ INLINE void multiply_range(TileC<D>& acc, const Ring<D>& ring, RingPosition<D::S
 
 // Computes the sums of a tile. `meanwhile(first)` is called during each product. Afterwards all of the tile's stages
 // are free, except for the last one if SPLITS > 1. If PROMOTED, sums of so many stages are added up in float32, because
-// the matrix unit adds products of 8-bit floats with about 14 bits.
+// the matrix unit adds products of 8-bit floats with about 14 bits, and those of limbs with fewer than float32 has.
 template <class S, class D, class F>
 INLINE void multiply_stages(TileC<D>& acc, const Ring<D>& ring, RingPosition<D::STAGES>& at, int rank,
                             const Thread& th, const F& meanwhile) {
   const Range range = k_tiles<D, S>(rank);
   int slot = 0;
   if constexpr (D::PROMOTED > 0) {
-    TileC<D> total;
-    wgmma_zero(total);
+    wgmma_zero(acc);
 #pragma unroll 1
     for (int step = range.first; step < range.last; step += D::PROMOTED) {
       const int end = step + D::PROMOTED;
-      multiply_range<S>(acc, ring, at, {step, end < range.last ? end : range.last}, range.first, slot, th, meanwhile);
+      TileC<D> sum;
+      multiply_range<S>(sum, ring, at, {step, end < range.last ? end : range.last}, range.first, slot, th, meanwhile);
 #pragma unroll
-      for (int i = 0; i < D::TILE_N / 2; i++) total.v[i] += acc.v[i];
+      for (int i = 0; i < D::TILE_N / 2; i++) acc.v[i] = D::LIMBS ? add_stage(acc.v[i], sum.v[i], step) : acc.v[i] + sum.v[i];
     }
-#pragma unroll
-    for (int i = 0; i < D::TILE_N / 2; i++) acc.v[i] = total.v[i];
   } else {
     multiply_range<S>(acc, ring, at, range, range.first, slot, th, meanwhile);
   }

@@ -116,6 +116,7 @@ WGMMA_LEFT_WIDTHS(float, float, "k8.f32.tf32.tf32", ", 1, 1")
 WGMMA_LEFT_OTHERS(float, float, "k8.f32.tf32.tf32", ", 1, 1")
 WGMMA_LEFT_WIDTHS(f16, float, "k16.f32.f16.f16", ", 1, 1, 0")
 WGMMA_LEFT_WIDTHS(bf16, float, "k16.f32.bf16.bf16", ", 1, 1, 0")
+WGMMA_LEFT(bf16, float, "k16.f32.bf16.bf16", ", 1, 1, 0", 144, R72, C72, "%72, %73, %74, %75", "%76", "%77")
 #undef REGISTER
 #define REGISTER "+r"
 WGMMA_LEFT_WIDTHS(u8s8, int, "k32.s32.s8.u8", "")
@@ -159,6 +160,7 @@ INLINE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" :::
 template <int N> INLINE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory"); }
 INLINE void defined_here(float& x) { asm volatile("" : "+f"(x)::"memory"); }
 INLINE void defined_here(int& x) { asm volatile("" : "+r"(x)::"memory"); }
+INLINE void defined_here(uint& x) { asm volatile("" : "+r"(x)::"memory"); }
 INLINE void defined_here(uint64_t& x) { asm volatile("" : "+l"(x)::"memory"); }
 // The compiler cannot move reads of c before this.
 template <int N, class Sum> INLINE void wgmma_here(WgmmaC<N, Sum>& c) {

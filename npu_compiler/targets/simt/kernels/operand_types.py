@@ -3,7 +3,8 @@
 A b16 element (PTX's ``.b16``) is one element of 16 bits, two of 8 bits that are neighbours along K, or half of a
 float32 element of which the matrix unit reads the first 19 bits (TF32). Loads, swizzles, fragments and tiles of 8-bit
 operands are therefore those of 16-bit operands with half as many terms, and those of float32 operands with twice as
-many; only the instruction differs.
+many; only the instruction differs. Float32 operands that are not rounded are loaded like those of TF32, and then split
+into limbs, bfloat16 numbers, whose products are those of 16-bit operands.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ TYPES = (
     OperandType(FLOAT8, FLOAT8, "e4m3x2", elements=2, stored=True),
 )
 TF32 = OperandType("float32", "float32", "tf32_half", halves=2)
+LIMBS = OperandType("float32", "float32", "tf32_half", halves=2, columns=16)  # sums of three bfloat16 numbers
 FLOATS = OperandType("float32", "float32", "float")  # in float arithmetic
 SPLIT_FLOATS = OperandType("float32", "float32", "tf32x2")  # sums of two TF32 numbers, or the first of these
 _B16 = "int16"  # the dtype of operands that are viewed as b16
@@ -57,12 +59,12 @@ _B16 = "int16"  # the dtype of operands that are viewed as b16
 
 def operand_type(kernel: Gemm | Conv2d) -> OperandType | None:
     """Return the type of a kernel's operands, or None if no matrix unit multiplies them as b16 elements. Those of TF32
-    are rounded: the right one is stored so, and the left one is rounded in registers."""
+    are rounded: the right one is stored so, and the left one is rounded in registers. Those of limbs are split."""
     w = kernel.weight
     right = find_layout(w.format)[0].code_dtype if w.format else w.dtype
     found = kernel.inputs[0].dtype, right, bool(w.format)
-    if kernel.rounded and kernel.inputs[0].dtype == TF32.left:
-        return TF32
+    if found == (TF32.left, TF32.right, False) and (kernel.rounded or not kernel.tf32):
+        return TF32 if kernel.rounded else LIMBS
     return next((t for t in TYPES if (t.left, t.right, t.stored) == found), None)
 
 
