@@ -38,10 +38,10 @@ class TMACosts:
     bytes.
 
     ``multiply``: one pair of elements. ``decode``: one column of 64 weights in a block format; ``decode_rows4``: in
-    bf16c12. ``narrow``: the factor
-    for tiles of 64 columns, for which wgmma is limited by shared memory. ``load``: one row or column of a stage of 64
-    terms. ``result``, ``residual``: one element that threads store or read. ``part``: one element that the blocks of a
-    cluster exchange. ``tile``, ``launch``: the fixed costs of a tile and of a launch. ``tma_result``, ``tma_residual``,
+    bf16c12. ``narrow``: the factor for tiles of 64 columns, for which wgmma is limited by shared memory. ``load``: one
+    row or column of a stage of 64 terms. ``split``: what a stage takes longer if its floats are split. ``result``,
+    ``residual``: one element that threads store or read. ``part``: one element that the blocks of a cluster exchange.
+    ``tile``, ``launch``: the fixed costs of a tile and of a launch. ``tma_result``, ``tma_residual``,
     ``tma_tile``: the same for results that TMA stores; ``tma_last``: one element if each thread block has one tile, so
     that no other hides its store. ``byte_result``, ``byte_residual``, ``byte_tile``: the same for those of one byte.
     Requantising them limits their kernels, so no other tile of the SM hides the fixed cost of one. ``byte_serial``: the
@@ -56,6 +56,7 @@ class TMACosts:
     decode_rows4: float
     narrow: float
     load: float
+    split: float
     result: float
     residual: float
     part: float
@@ -113,7 +114,8 @@ class CUDADevice(GPU):
 # Fitted to 1100 measured variants on an H200. In a microsecond an SM multiplies 48,300 pairs of elements, loads 91 KB,
 # stores 28,000 results, reads 20,000 residuals, or exchanges 6,200 partial sums.
 _HOPPER_TMA = TMACosts(
-    multiply=2.07e-5, decode=1.5e-3, decode_rows4=8e-4, narrow=1.5, load=1.4e-3, result=3.6e-5, residual=4.9e-5,
+    multiply=2.07e-5, decode=1.5e-3, decode_rows4=8e-4, narrow=1.5, load=1.4e-3, split=0.2, result=3.6e-5,
+    residual=4.9e-5,
     part=1.6e-4, tile=1.55, launch=0.75, tma_result=4e-5, tma_residual=2e-6, tma_tile=0.19, tma_last=1e-4,
     byte_result=5e-5, byte_residual=3e-5, byte_tile=0.1, byte_serial=0.3, cluster=((2, 0.0), (4, 0.3), (8, 2.0)),
     bandwidth=4.6e6, latency=1.2, start=2.5,

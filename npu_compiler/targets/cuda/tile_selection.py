@@ -27,14 +27,15 @@ STEP = 64  # b16 elements of a stage along K: 128 bytes
 DECODED_STEP = STEP  # of weights that are decoded
 DECODED_WARPS = 16  # of a thread block
 WARPGROUP = 128  # threads
+WARPS = WARPGROUP // SUBGROUP
 LONG_SUM = 2048  # more terms of 8-bit floats are added up in float32, MAX_TERMS at a time: at an error of 7e-4 of the
 MAX_TERMS = 512  # result for 1536 terms and 2.5e-3 for 8960, the former is small beside a rounding to bfloat16
 MOST_REGISTERS = 232  # of a thread with sums of two tiles or two kinds, if a warpgroup issues the loads
 HALF = 32  # columns of half a tile that is narrower than a head
 LOOPS = 1.2  # microseconds of a kernel that reads the heads of a small product
 ROUNDED = 32  # registers of the left operands of a stage that are rounded
-SPLIT = 24  # those of a stage that are split
-LIMB_PRODUCTS = 3  # times as many products as of TF32
+SPLIT = 8  # more registers if floats are split
+LIMB_PRODUCTS = 3  # times as many products as of TF32, if their limbs are multiplied
 HELD = 32  # registers of the operands of a pair of vectors of a head
 
 
@@ -68,9 +69,28 @@ class Plan:
         return self.overlap or self.promoted > 0 or large
 
     @property
-    def moves_registers(self) -> bool:
-        """Whether the other warpgroups have registers of that warpgroup."""
-        return self.load_warpgroup and self.m > 64
+    def loaders(self) -> int:
+        """The warps of which one issues the loads."""
+        return WARPS * (1 + (self.split_team > 1)) if self.load_warpgroup else 1
+
+    @property
+    def splitters(self) -> int:
+        """The warps that split floats."""
+        return self.loaders - 1 if self.limbs else 0
+
+    @property
+    def split_team(self) -> int:
+        """The warps that split floats of the same stage."""
+        return 2 if self.limbs and self.n > 64 else 1
+
+    @property
+    def moved(self) -> tuple[int, int]:
+        """The registers of a thread of the warpgroups that multiply, and of others; (0, 0): all have as many."""
+        if not self.load_warpgroup or self.m == 64:
+            return 0, 0
+        if not self.limbs:
+            return MOST_REGISTERS, 40
+        return (176, 80) if self.split_team > 1 else (216, 72)
 
     @property
     def vector_pairs(self) -> int:
@@ -283,8 +303,9 @@ def _plan(problem: Problem, device: CUDADevice, m: int, n: int, splits: int, blo
 
 def _has_splitters(plan: Plan, device: CUDADevice) -> bool:
     """Whether there are registers for the warps that split floats."""
-    threads = (plan.m * 2 + WARPGROUP) * plan.blocks_per_sm
-    return plan.blocks_per_sm == 1 if plan.moves_registers else thread_registers(plan) <= device.registers // threads
+    threads = (plan.m * 2 + plan.loaders * SUBGROUP) * plan.blocks_per_sm
+    most = plan.moved[0] if plan.blocks_per_sm == 1 else 0
+    return thread_registers(plan) <= max(most, device.registers // threads)
 
 
 def _stages(problem: Problem, device: CUDADevice, m: int, n: int, splits: int, blocks_per_sm: int) -> int:
@@ -354,7 +375,8 @@ def _loop_cost(problem: Problem, plan: Plan, c: TMACosts) -> float:
     steps = blocks(blocks(problem.product.k, problem.step), plan.splits)
     narrow = c.narrow if plan.n <= 64 else 1 + 0.4 * (c.narrow - 1) if plan.n < 128 else 1.0
     multiply = steps * problem.step / 64 * plan.m * max(plan.n, 64) * c.multiply * narrow
-    multiply *= LIMB_PRODUCTS if problem.limbs else 1
+    if problem.limbs:
+        multiply = steps * (LIMB_PRODUCTS * plan.m * plan.n * c.multiply + c.split)
     load = steps * problem.step / 64 * (plan.m + plan.n) * c.load
     return max(multiply, load, steps * plan.n * problem.codes.cost if problem.codes else 0.0)
 

@@ -25,7 +25,6 @@ from .tile_selection import (
     N_MAJOR_COLUMNS,
     STEP,
     SUBTILE,
-    WARPGROUP,
     Plan,
     choose,
     column_scale_floats,
@@ -42,8 +41,8 @@ MAX_PRIMED = 36 << 10  # bytes of weights: an SM's loads are served in order, so
 
 
 def supports_tma(kernel: Gemm | Conv2d) -> bool:
-    """Whether TMA can load the operands of ``kernel``: rows that begin at multiples of 16 bytes, and for a convolution a
-    multiple of 64 bytes of channels. Stages of floats that are split have 128 bytes."""
+    """Whether TMA can load the operands of ``kernel``: rows that begin at multiples of 16 bytes, and for a convolution
+    a multiple of 64 bytes of channels. Rows of a stage of floats that are split have 128 bytes."""
     viewed = None if isinstance(kernel, Gemm) and kernel.prologue is not None else as_b16(kernel)
     if viewed is None or (operand_type(kernel) is LIMBS and tile_k(kernel) < STEP):
         return False
@@ -154,7 +153,7 @@ class TmaGemm:
         self.result_size = result.size
         self.types = {"T": kind.ctype, "Sum": kind.sum_ctype, "R": result.ctype}
         self.step = tile_k(kernel)
-        self.threads = plan.m * 2 + (WARPGROUP if plan.load_warpgroup else SUBGROUP)
+        self.threads = plan.m * 2 + plan.loaders * SUBGROUP
         self.operands = Operands(without_stride(viewed), 0, kernel.rhs)
 
     def emit(self) -> Emission:
@@ -177,13 +176,14 @@ class TmaGemm:
         tiles = blocks(p.m, plan.m) * blocks(p.n, plan.n) * p.batch  # each by ``splits`` thread blocks
         clusters = tiles if plan.splits > 1 else min(tiles, self.dialect.device.compute_units * plan.blocks_per_sm)
         sums = self.kernel.outputs[-1].shape[1] if self.sums_rows else 0
+        more, fewer = plan.moved
         sizes = dict(
             M=p.m, N=p.n, BATCH=p.batch, PRODUCTS=p.products, BATCHED_RIGHT=self._batches(self.operands.kernel) > 1,
             SPLITS=plan.splits, TILE_M=plan.m, TILE_N=plan.n, TILE_K=self.step, STAGES=plan.stages, TILES=tiles,
             STEP=clusters, FOURS=self.kind.stored, N_MAJOR=self.kernel.n_major, ROUNDED=self.kind is TF32,
-            LIMBS=plan.limbs, MOVES_REGISTERS=plan.moves_registers,
-            PROMOTED=plan.promoted, OVERLAP=plan.overlap, STORE_PARTS=plan.store_parts(p.products),
-            LOAD_WARPGROUP=plan.load_warpgroup, HEAD=self.head, PAIRS_AHEAD=self.pairs_ahead, PRIMED=self._primed(),
+            LIMBS=plan.limbs, SPLITTERS=plan.splitters, SPLIT_TEAM=plan.split_team, PROMOTED=plan.promoted,
+            OVERLAP=plan.overlap, STORE_PARTS=plan.store_parts(p.products), LOADERS=plan.loaders, MORE_REGISTERS=more,
+            FEWER_REGISTERS=fewer, HEAD=self.head, PAIRS_AHEAD=self.pairs_ahead, PRIMED=self._primed(),
             DECODERS=self.decoders, TEAM=self.team, OUTPUTS=self.outputs, SUM_ROWS=sums, **flags,
         )  # fmt: skip
         row_sums = f.pointer(~(len(self.kernel.outputs) - 1)) if sums else "nullptr"

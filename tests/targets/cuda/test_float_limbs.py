@@ -1,4 +1,4 @@
-"""float32 products with wgmma, as sums of products of bfloat16 numbers: as exact as float arithmetic, infinities too."""
+"""float32 products with wgmma, as sums of bfloat16 products: as exact as float arithmetic, infinities too."""
 
 from __future__ import annotations
 

@@ -154,8 +154,8 @@ def test_other_lines_are_left_to_the_other_kernels(kernel: Kernel) -> None:
 
 @pytest.mark.parametrize(
     "kernel",
-    [_gemm(16, 64, 64), _gemm(64, 64, 60), _gemm(64, 64, 64, "float32"), _gemm(64, 8, 64), _conv(9, 24, 64)],
-    ids=["one row of fragments", "rows not at 16 bytes", "float32", "few columns", "channels"],
+    [_gemm(16, 64, 64), _gemm(64, 64, 60), _gemm(64, 64, 16, "float32"), _gemm(64, 8, 64), _conv(9, 24, 64)],
+    ids=["one row of fragments", "rows not at 16 bytes", "few floats", "few columns", "channels"],
 )
 def test_others_are_left_to_the_common_kernels(kernel: Kernel) -> None:
     assert not supports_tma(kernel) and HOPPER.special_for(kernel) is None

@@ -1,6 +1,6 @@
 // Products of float32 operands on the matrix unit: each is the sum of three bfloat16 numbers, its limbs, which hold all
 // of its 24 bits. Of the nine products of limbs, the six largest are computed; the others are below 2^-24 of the result.
-// Three warps split the right operand in shared memory, each warpgroup the left one in registers.
+// Warps of their own split the right operand in shared memory, each warpgroup splits the left one in registers.
 //
 // The matrix unit truncates sums. It therefore adds up only a stage's products, the small ones first. Float additions
 // add up the sums of stages. On average these are still 6e-8 too small, which adds up in deep networks: every other one
@@ -13,8 +13,7 @@
 #include "wgmma.h"
 
 constexpr int LIMB_FLOATS = 32;   // terms of a stage
-constexpr int SPLIT_THREADS = 96;  // of the warps that split right operands
-constexpr int SPLIT_BARRIER = 8;   // its number
+constexpr int SPLIT_BARRIER = 8;  // of the first team of warps that split right operands
 
 // Two floats: each member holds a limb of both.
 struct LimbPair {
@@ -35,12 +34,13 @@ struct LimbPair {
 
 // A split right operand of N rows: rows of 128 bytes, swizzled, with the high limbs of 32 floats and then the middle
 // ones; behind them rows of 64 bytes, swizzled, with the low limbs. Of 8 floats, limbs of the first and the last four
-// alternate, as ldmatrix delivers those of the left operand. Warp `warp` of three splits every third block of 8 rows in
+// alternate, as ldmatrix delivers those of the left operand. Each of WARPS splits every so many-th block of 8 rows in
 // place.
-template <int N, class T> INLINE void split_rows(T* right, int warp, int lane) {
+template <int N, int WARPS, class T> INLINE void split_rows(T* right, int warp, int lane) {
+  constexpr int UNROLLED = (N / 8 + WARPS - 1) / WARPS < 4 ? (N / 8 + WARPS - 1) / WARPS : 4;
   const int j = lane & 3;  // the 8 floats of this lane
-#pragma unroll 2
-  for (int n = warp * 8 + (lane >> 2); n < N; n += SPLIT_THREADS / 32 * 8) {
+#pragma unroll UNROLLED
+  for (int n = warp * 8 + (lane >> 2); n < N; n += WARPS * 8) {
     T* const row = right + n * 64;
     const int turn = n & 7;
     const Vec<float, 4> x = *(const Vec<float, 4>*)(row + ((2 * j) ^ turn) * 8);
@@ -83,7 +83,7 @@ struct LimbRows {
       }
     }
 #pragma unroll
-    for (int i = 0; i < 8; i++) {  // none of them between products, which the compiler would then serialise
+    for (int i = 0; i < 8; i++) {  // not between products, which the compiler would then serialise
       defined_here(high[i / 4].v[i % 4]);
       defined_here(middle[i / 4].v[i % 4]);
       defined_here(low[i / 4].v[i % 4]);

@@ -54,7 +54,7 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
                      const Before& before, const Decoder& decoder, const Thread& th) {
   constexpr int CONSUMERS = D::TILE_M / 64 * 4, COPIERS = CONSUMERS + D::DECODERS;  // the first warps of each kind
   constexpr int PRODUCER = COPIERS + Decoder::COPIERS;                                // the warp that issues loads
-  ASSUME(th.tid >= 0 && th.tid < PRODUCER * 32 + (D::LOAD_WARPGROUP ? 128 : 32));
+  ASSUME(th.tid >= 0 && th.tid < PRODUCER * 32 + D::LOADERS * 32);
   int64_t* const sent = full + 2 * D::STAGES;  // of the partial sums, if SPLITS > 1
   const Ring<D> ring = {slots, full, full + D::STAGES, D::LIMBS ? sent + (D::SPLITS > 1) : full};
   const int rank = D::SPLITS > 1 ? cluster_rank() : 0;
@@ -69,7 +69,7 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
   if (D::SPLITS > 1) cluster_start();
   else barrier();
   if (th.subgroup >= PRODUCER) {
-    if constexpr (D::MOVES_REGISTERS) fewer_registers<40>();
+    if constexpr (D::FEWER_REGISTERS > 0) fewer_registers<D::FEWER_REGISTERS>();
     if constexpr (D::LIMBS) {
       if (th.subgroup > PRODUCER) split_stages<D, S>(ring, th.workgroup / D::SPLITS, rank, th.subgroup - PRODUCER - 1, th.lane);
     }
@@ -107,7 +107,7 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
       return;
     }
   }
-  if constexpr (D::MOVES_REGISTERS) more_registers<232>();
+  if constexpr (D::FEWER_REGISTERS > 0) more_registers<D::MORE_REGISTERS>();
   if constexpr (D::HEAD > 0) epilogue.template begin<D::TILE_M * 2>(th.tid, 1 + D::TILE_M / 64);
   pdl_wait();
   if constexpr (D::OVERLAP) {

@@ -4,7 +4,7 @@
 // Types of D: T, a b16 element of the operands; Sum, of the accumulators; R, of the results. Constants: M, N; BATCH
 // of products, each with its own right operand if BATCHED_RIGHT; FOURS: the right operand consists of groups of four rows (weights/block_rows.py); N_MAJOR: the
 // right operand is [K, N], loaded in tiles of 64 columns; ROUNDED: elements are floats, and the left ones are rounded to TF32;
-// LIMBS: elements are floats, and warps split them (float_limbs.h); HEAD: columns of a head if a thread needs both of two columns HEAD / 2
+// LIMBS: elements are floats that are split (float_limbs.h), the right ones by SPLITTERS warps, SPLIT_TEAM of them each stage; HEAD: columns of a head if a thread needs both of two columns HEAD / 2
 // apart (tma_head_stores.h), else 0; TILE_M, TILE_N, TILE_K, which counts b16 elements; STAGES of
 // the ring; TILES of the result, of which a block processes every STEP-th; SPLITS: blocks of a cluster that share a tile, each with a part of K (split-K); PRIMED: stages whose right
 // operand, weights, is loaded before preceding kernels end; DECODERS: warps that decode the right operand, TEAM of them each stage (tma_decoder.h); PRODUCTS 2: columns alternate between two products, which
@@ -137,28 +137,30 @@ INLINE void load_stages(const Ring<D>& ring, const Operands<S>& from, RingPositi
   }
 }
 
-// Splits the right operands of all stages of a thread block, whose first tile is `t`. Warps 0 to 2 call it.
+// Splits right operands of a thread block, whose first tile is `t`. Each team of SPLIT_TEAM warps splits every so many-th
+// stage.
 template <class D, class S> INLINE void split_stages(const Ring<D>& ring, int t, int rank, int warp, int lane) {
+  constexpr int TEAM = D::SPLIT_TEAM, TEAMS = D::SPLITTERS / TEAM;
+  static_assert(TEAMS <= D::STAGES, "teams stay in neighbouring phases");
   const Range range = k_tiles<D, S>(rank);
-  RingPosition<D::STAGES> at = {0, 0};
-  for (; t < D::TILES; t += D::STEP) {
+  const int steps = range.last - range.first, last = t < D::TILES ? ((D::TILES - 1 - t) / D::STEP + 1) * steps : 0;
+  const int team = warp / TEAM, member = warp % TEAM;
+  if (team >= TEAMS) return;
 #pragma unroll 1
-    for (int step = range.first; step < range.last; step++) {
-      mbarrier_wait(ring.loaded + at.slot, at.phase);
-      split_rows<D::TILE_N>(ring.stage(at.slot) + D::TILE_M * D::TILE_K, warp, lane);
-      fence_async_shared();
-      named_barrier(SPLIT_BARRIER, SPLIT_THREADS);
-      if (warp == 0 && lane == 0) mbarrier_arrive(ring.full + at.slot);
-      at.next();
-    }
-#pragma unroll
-    for (int i = 0; i < D::RESULT_STAGES; i++) at.next();
+  for (int step = team; step < last; step += TEAMS) {
+    const int stage = step + step / steps * D::RESULT_STAGES, slot = stage % D::STAGES;
+    mbarrier_wait(ring.loaded + slot, stage / D::STAGES & 1);
+    split_rows<D::TILE_N, TEAM>(ring.stage(slot) + D::TILE_M * D::TILE_K, member, lane);
+    fence_async_shared();
+    if (TEAM > 1) named_barrier(SPLIT_BARRIER + team, TEAM * 32);
+    else subgroup_barrier();
+    if (member == 0 && lane == 0) mbarrier_arrive(ring.full + slot);
   }
 }
 
 // -- products
 // Starts the products of one stage and calls meanwhile(). Then the stage before, `slot`, is free if this tile used it. If
-// ROUNDED or LIMBS, it is free before: the products of the stage before have to end before registers hold other left operands.
+// ROUNDED, it is free before: the products of the stage before have to end before registers hold other left operands.
 template <class D, class F>
 INLINE void multiply_stage(TileC<D>& acc, const Ring<D>& ring, RingPosition<D::STAGES>& at, bool accumulate, bool release,
                            int& slot, const Thread& th, const F& meanwhile) {
@@ -168,14 +170,7 @@ INLINE void multiply_stage(TileC<D>& acc, const Ring<D>& ring, RingPosition<D::S
   mbarrier_wait(ring.full + at.slot, at.phase);
   typename D::T* const left = ring.stage(at.slot);
   const typename D::T *const rows = left + th.subgroup / 4 * (64 * D::TILE_K), *const right = left + D::TILE_M * D::TILE_K;
-  if constexpr (D::LIMBS) {
-    release_last();  // its products have ended
-    mbarrier_wait(ring.loaded + at.slot, at.phase);
-    LimbRows limbs;
-    limbs.load(rows + th.subgroup % 4 * (16 * D::TILE_K), th.lane);
-    wgmma_fence();
-    limbs.multiply(acc, right);
-  } else if constexpr (D::ROUNDED) {
+  if constexpr (D::ROUNDED) {
     wgmma_wait<0>();
     release_last();
     RoundedRows<D::TILE_K> rounded;
@@ -189,7 +184,7 @@ INLINE void multiply_stage(TileC<D>& acc, const Ring<D>& ring, RingPosition<D::S
   }
   wgmma_commit();
   meanwhile();
-  if constexpr (!D::ROUNDED && !D::LIMBS) {
+  if constexpr (!D::ROUNDED) {
     wgmma_wait<1>();
     release_last();
   }
@@ -207,15 +202,42 @@ INLINE void multiply_range(TileC<D>& acc, const Ring<D>& ring, RingPosition<D::S
   wgmma_finish(acc);
 }
 
+// Computes the sums of a tile of floats: those of each stage are added up in float32.
+template <class D, class F>
+INLINE void multiply_floats(TileC<D>& acc, const Ring<D>& ring, RingPosition<D::STAGES>& at, Range range, const Thread& th,
+                            const F& meanwhile) {
+  wgmma_zero(acc);
+#pragma unroll 1
+  for (int step = range.first; step < range.last; step++) {
+    typename D::T* const left = ring.stage(at.slot);
+    mbarrier_wait(ring.loaded + at.slot, at.phase);
+    mbarrier_wait(ring.full + at.slot, at.phase);
+    LimbRows rows;
+    rows.load(left + th.subgroup * (16 * D::TILE_K), th.lane);
+    TileC<D> sum;
+    wgmma_fence();
+    rows.multiply(sum, left + D::TILE_M * D::TILE_K);
+    wgmma_commit();
+    meanwhile(step == range.first);
+    wgmma_finish(sum);
+    if (th.tid % 128 == 0) mbarrier_arrive(ring.empty + at.slot);
+#pragma unroll
+    for (int i = 0; i < D::TILE_N / 2; i++) acc.v[i] = add_stage(acc.v[i], sum.v[i], step);
+    at.next();
+  }
+}
+
 // Computes the sums of a tile. `meanwhile(first)` is called during each product. Afterwards all of the tile's stages
 // are free, except for the last one if SPLITS > 1. If PROMOTED, sums of so many stages are added up in float32, because
-// the matrix unit adds products of 8-bit floats with about 14 bits, and those of limbs with fewer than float32 has.
+// the matrix unit adds products of 8-bit floats with about 14 bits.
 template <class S, class D, class F>
 INLINE void multiply_stages(TileC<D>& acc, const Ring<D>& ring, RingPosition<D::STAGES>& at, int rank,
                             const Thread& th, const F& meanwhile) {
   const Range range = k_tiles<D, S>(rank);
   int slot = 0;
-  if constexpr (D::PROMOTED > 0) {
+  if constexpr (D::LIMBS) {
+    multiply_floats(acc, ring, at, range, th, meanwhile);
+  } else if constexpr (D::PROMOTED > 0) {
     wgmma_zero(acc);
 #pragma unroll 1
     for (int step = range.first; step < range.last; step += D::PROMOTED) {
@@ -223,10 +245,10 @@ INLINE void multiply_stages(TileC<D>& acc, const Ring<D>& ring, RingPosition<D::
       TileC<D> sum;
       multiply_range<S>(sum, ring, at, {step, end < range.last ? end : range.last}, range.first, slot, th, meanwhile);
 #pragma unroll
-      for (int i = 0; i < D::TILE_N / 2; i++) acc.v[i] = D::LIMBS ? add_stage(acc.v[i], sum.v[i], step) : acc.v[i] + sum.v[i];
+      for (int i = 0; i < D::TILE_N / 2; i++) acc.v[i] += sum.v[i];
     }
   } else {
     multiply_range<S>(acc, ring, at, range, range.first, slot, th, meanwhile);
   }
-  if (D::SPLITS == 1 && th.tid % 128 == 0) mbarrier_arrive(ring.empty + slot);
+  if (!D::LIMBS && D::SPLITS == 1 && th.tid % 128 == 0) mbarrier_arrive(ring.empty + slot);
 }
