@@ -219,11 +219,20 @@ def _problem(kernel: Gemm | Conv2d, step: int, tiles: bool) -> Problem:
     out, residual = kernel.outputs[0], _has_residual(kernel)
     touched = [kernel.inputs[0], kernel.weight, out, *[out] * residual]
     return Problem(
-        product_of(product), step, residual, dtypes.DTYPES[out.dtype].size if tiles else 0,
+        padded_product(product, step), step, residual, dtypes.DTYPES[out.dtype].size if tiles else 0,
         min(len(kernel.outputs), 2), N_MAJOR_COLUMNS if kernel.n_major else kind.columns, kind.stored,
         nbytes=sum(math.prod(o.shape) * dtypes.DTYPES[o.dtype].size for o in touched), rounded=kind is TF32,
         limbs=kind is LIMBS,
     )  # fmt: skip
+
+
+def padded_product(kernel: Gemm | Conv2d, step: int) -> Product:
+    """Return the sizes of a product of b16 elements, for a convolution with whole stages of ``step`` elements for each
+    tap."""
+    product = product_of(kernel)
+    if isinstance(kernel, Gemm):
+        return product
+    return replace(product, k=math.prod(kernel.kernel_size) * blocks(kernel.channels[0], step) * step)
 
 
 def decoders(plan: Plan, codes: Codes) -> int:

@@ -29,6 +29,7 @@ from .tile_selection import (
     choose,
     column_scale_floats,
     device_of,
+    padded_product,
     result_stages,
     split_floats,
     stage_elements,
@@ -37,6 +38,7 @@ from .tile_selection import (
 from .tma_epilogue import hold_vectors, residual_of, row_pitch, supports_tma_store, vector_bytes
 
 MAX_PREFETCHED = 2  # the most vectors of residuals that a thread of a cluster reads before the main loop
+MIN_USED = 0.6  # the smallest fraction of the elements in stages that are channels
 MAX_PRIMED = 36 << 10  # bytes of weights: an SM's loads are served in order, so they delay the first left operands
 
 
@@ -72,6 +74,8 @@ def tile_k(kernel: Gemm | Conv2d) -> int:
     if isinstance(viewed, Gemm) or is_plain(viewed):
         return STEP if product_of(viewed).k > 32 else 32
     channels = viewed.channels[0]
+    if operand_type(kernel) is LIMBS:  # the last stage of a tap may have fewer
+        return STEP if channels >= MIN_USED * blocks(channels, STEP) * STEP else 0
     return STEP if channels % STEP == 0 else 32 if channels % 32 == 0 else 0
 
 
@@ -231,7 +235,7 @@ class TmaGemm:
 
     def _steps(self, s: Operands) -> int:
         """Return the number of stages of the operands."""
-        return blocks(product_of(s.kernel).k, self.step)
+        return blocks(padded_product(s.kernel, self.step).k, self.step)
 
     def _batches(self, kernel: Gemm | Conv2d) -> int:
         """Return the number of right operands."""
@@ -247,7 +251,8 @@ class TmaGemm:
             values |= dict(
                 IM2COL=True, OH=oh, OW=ow, KERNEL_W=a.kernel_size[1], STRIDE_H=a.stride[0], STRIDE_W=a.stride[1],
                 PAD_TOP=a.padding[0], PAD_LEFT=a.padding[1], DILATION_H=a.dilation[0],
-                DILATION_W=a.dilation[1], CHANNEL_TILES=a.channels[0] // self.step,
+                DILATION_W=a.dilation[1], CHANNELS=a.channels[0],
+                CHANNEL_TILES=blocks(a.channels[0], self.step),
             )  # fmt: skip
         floats = ["nullptr", "nullptr"]
         if self.plan.limbs:

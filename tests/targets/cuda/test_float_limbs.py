@@ -55,6 +55,7 @@ CASES = {
     "activations": Case(Scores, ((2, 3, 200, 64), (2, 3, 90, 64))),
     "3x3": Case(lambda: nn.Conv2d(64, 96, 3, 2, 1), ((5, 64, 28, 28),)),
     "dilated": Case(lambda: nn.Sequential(nn.Conv2d(32, 64, 3, 1, 2, 2), nn.ReLU()), ((2, 32, 40, 40),)),
+    "48 channels": Case(lambda: nn.Conv2d(48, 40, (2, 3), 1, 1), ((3, 48, 20, 21),)),
     "strided 1x1": Case(lambda: nn.Conv2d(64, 48, 1, 2), ((5, 64, 28, 28),)),
 }
 
@@ -98,7 +99,7 @@ def test_sums_are_not_biased(terms: int) -> None:
 
 @pytest.mark.cuda
 @pytest.mark.skipif(bool(cuda_gpu.reason()), reason=cuda_gpu.reason() or "there is a GPU")
-@pytest.mark.parametrize("name", ["activations", "large", "long sums", "3x3", "strided 1x1"])
+@pytest.mark.parametrize("name", ["activations", "large", "long sums", "3x3", "48 channels", "strided 1x1"])
 def test_infinities_are_those_of_float_arithmetic(name: str) -> None:
     """Some elements of the inputs are infinite, NaN or the largest floats; other results keep their precision."""
     model, args = made(name)

@@ -33,7 +33,7 @@ CASES: dict[str, tuple[nn.Module, Args]] = {
     "long sums": (Product(), matrices((70, 5000), (5000, 33))),
     "batches": (Product(), matrices((3, 70, 64), (3, 64, 90))),
     "transposed": (Product(), (matrices((90, 62))[0], matrices((40, 62))[0].mT)),
-    "convolution": (layers(nn.Conv2d(24, 40, 3, 2, 1), nn.ReLU()), matrices((2, 24, 19, 17))),
+    "convolution": (layers(nn.Conv2d(18, 40, 3, 2, 1), nn.ReLU()), matrices((2, 18, 19, 17))),
     "groups": (layers(nn.Conv2d(128, 128, 3, 1, 1, groups=2)), matrices((2, 128, 9, 9))),
 }
 

@@ -21,6 +21,12 @@ template <class D, class S> INLINE const float* left_floats(const Operands<S>& f
   }
 }
 
+// The terms of the sum from a step on; with IM2COL, of its tap.
+template <class D, class S> INLINE int floats_left(int step) {
+  if constexpr (S::IM2COL) return S::CHANNELS / 2 - step % S::CHANNEL_TILES * LIMB_FLOATS;
+  else return S::K - step * LIMB_FLOATS;
+}
+
 // The sum of the stages in `range` of result [m, n].
 template <class D, class S> INLINE float float_sum(const Operands<S>& from, int batch, int m, int n, Range range) {
   const float* const right =
@@ -29,7 +35,8 @@ template <class D, class S> INLINE float float_sum(const Operands<S>& from, int 
 #pragma unroll 1
   for (int step = range.first; step < range.last && !isnan(sum); step++) {
     const float* const left = left_floats<D>(from, batch, m, step);
-    const int k = step * LIMB_FLOATS, count = S::K - k < LIMB_FLOATS ? S::K - k : LIMB_FLOATS;
+    const int k = first_element<D, S>(step) / 2, rest = floats_left<D, S>(step);
+    const int count = rest < LIMB_FLOATS ? rest : LIMB_FLOATS;
 #pragma unroll 1
     for (int i = 0; i < count; i++) sum = fmaf(left == nullptr ? 0.0f : left[i], right[k + i], sum);
   }

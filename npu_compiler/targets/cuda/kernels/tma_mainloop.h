@@ -12,7 +12,7 @@
 //
 // Constants of S, a product of the kernel: K_TILES; IM2COL: rows of the left operand are pixels of the result, and K
 // runs over taps and channels; then OH, OW, KERNEL_W, STRIDE_H, STRIDE_W, PAD_TOP, PAD_LEFT, DILATION_H, DILATION_W,
-// and CHANNEL_TILES of K in each tap. If LIMBS, those of FloatRows, too.
+// CHANNELS, and CHANNEL_TILES of K in each tap. If LIMBS, those of tma_float_sums.h, too.
 #pragma once
 #include "float_limbs.h"
 #include "tma.h"
@@ -83,10 +83,19 @@ template <class D, class S> INLINE Range k_tiles(int rank) {
   return {rank * S::K_TILES / D::SPLITS, (rank + 1) * S::K_TILES / D::SPLITS};
 }
 
+// The first b16 element of a step along K. Channels that do not fill the last tile of a tap are zeros in the left operand.
+template <class D, class S> INLINE int first_element(int step) {
+  if constexpr (S::IM2COL) {
+    if (S::CHANNELS < S::CHANNEL_TILES * D::TILE_K)
+      return step / S::CHANNEL_TILES * S::CHANNELS + step % S::CHANNEL_TILES * D::TILE_K;
+  }
+  return step * D::TILE_K;
+}
+
 template <class D, class S>
 INLINE void load_right(const Ring<D>& ring, const Operands<S>& from, int slot, int step, TileIndex tile) {
   typename D::T* const to = ring.stage(slot) + D::TILE_M * D::TILE_K;
-  const int k = step * D::TILE_K, first = first_column<D>(tile.n), batch = D::BATCHED_RIGHT ? tile.batch : 0;
+  const int k = first_element<D, S>(step), first = first_column<D>(tile.n), batch = D::BATCHED_RIGHT ? tile.batch : 0;
   constexpr int COLUMNS = D::N_MAJOR ? 64 : in_halves<D>() ? 32 : D::TILE_N;  // of a load
 #pragma unroll
   for (int i = 0; i < D::TILE_N; i += COLUMNS) {
