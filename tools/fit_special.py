@@ -20,12 +20,16 @@ from npu_compiler.ops import special
 
 BOUND = 2**-23  # a unit in the last place, mostly from rounding the first coefficients
 DOUBLE_BOUND = 2**-50  # where results are small differences
+SHORT_BOUND = 2**-16  # for results of 16 bits
+SHORT = special.ERFINV_SHORT_CENTRE
 NEAR, FAR, FARTHEST = special.ERFINV_CENTRES  # where the value, the first coefficient, is almost a float
 
 
-def relative(name: str, target: Real, low: float, high: float, terms: int, more: int = 0, bits: int = 24) -> Fit:
+def relative(
+    name: str, target: Real, low: float, high: float, terms: int, more: int = 0, bits: int = 24, bound: float = BOUND
+) -> Fit:
     """Return the fit of ``target`` with the least error relative to the target plus ``more``."""
-    known, bound = cache(target), BOUND if bits == 24 else DOUBLE_BOUND
+    known = cache(target)
     return Fit(name, known, lambda z: 1 / (known(z) + more), mpf(low), mpf(high), terms, bound, bits, careful=0)
 
 
@@ -79,9 +83,11 @@ def cotangent(z: mpf) -> mpf:
 
 
 FITS = (
-    relative("SINE", sine, 0, 0.25, 9, bits=53),
-    relative("COTANGENT", cotangent, 0, 0.25, 14, more=1, bits=53),
+    relative("SINE", sine, 0, 0.25, 9, bits=53, bound=DOUBLE_BOUND),
+    relative("COTANGENT", cotangent, 0, 0.25, 14, more=1, bits=53, bound=DOUBLE_BOUND),
     relative("ERFCX", erfcx, -1, 1, 14, more=1),
+    relative("ERFCX_SHORT", erfcx, -1, 1, 8, more=1, bound=SHORT_BOUND),
+    relative("ERFINV_SHORT", lambda t: erfinv_ratio(t + SHORT), -SHORT, 17 - SHORT, 11, bound=SHORT_BOUND),
     relative("ERFINV_NEAR", lambda t: erfinv_ratio(t + NEAR), -NEAR, 5.001 - NEAR, 10),
     relative("ERFINV_FAR", lambda t: erfinv_ratio((t + FAR) ** 2), 2.236 - FAR, 4.001 - FAR, 11),
     relative("ERFINV_FARTHEST", lambda t: erfinv_ratio((t + FARTHEST) ** 2), 3.999 - FARTHEST, 10.3 - FARTHEST, 9),

@@ -28,6 +28,7 @@ def unary(
     dtypes: Sequence[str] = FLOATS,
     floating: bool = False,
     arithmetic: str = "",
+    short: Callable[[Expr], Expr] | None = None,
 ) -> None:
     """Declare ``f(self)`` elementwise: a function or the name of a scalar op; the rest as in ``@pointwise``."""
 
@@ -36,7 +37,7 @@ def unary(
 
     op.__doc__ = f"Elementwise {op_types[0].split('.')[1]}."
     op.__module__ = sys._getframe(1).f_globals["__name__"]  # the family that declares it
-    pointwise(*op_types, samples=samples, dtypes=dtypes, floating=floating, arithmetic=arithmetic)(op)
+    pointwise(*op_types, samples=samples, dtypes=dtypes, floating=floating, arithmetic=arithmetic, short=short)(op)
 
 
 def binary(

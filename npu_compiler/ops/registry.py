@@ -174,11 +174,12 @@ def pointwise(
     dtypes: Sequence[str] = FLOATS,
     floating: bool = False,
     arithmetic: str = "",
+    short: Callable[..., Expr] | None = None,
 ) -> Callable[[Lowering], Lowering]:
     """Declare a scalar function. Parameters annotated ``Expr`` are tensors or numbers; they arrive in one promoted
     (opmath) dtype. ``floating`` promotes integers and bools to float32 first, as ATen's float-only ops do.
     ``arithmetic``: they arrive in this dtype, 'float32', or 'float64', whose rounding errors float32 does not show;
-    float64 tensors are refused."""
+    float64 tensors are refused. ``short``: the same function for tensors of 16 bits, if it can have fewer terms."""
 
     def deco(f: Lowering) -> Lowering:
         names = [name for name, hint in get_type_hints(f).items() if hint is Expr and name != "return"]
@@ -188,8 +189,11 @@ def pointwise(
             graph = next(v.graph for v in operands if isinstance(v, Value))
             if floating and not _is_float(result_type(operands)):
                 operands = [v.cast("float32") if isinstance(v, Value) else float(v) for v in operands]
+            half = result_type(operands) in ("float16", "bfloat16")
             if arithmetic:
                 operands = [_converted(v, arithmetic) if isinstance(v, Value) else v for v in operands]
+            if half and short is not None:
+                return graph.pointwise(short, *operands)
             rest = {n: v for n, v in args.items() if n not in names}
             return graph.pointwise(lambda *exprs: f(**dict(zip(names, exprs, strict=True)), **rest), *operands)
 

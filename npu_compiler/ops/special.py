@@ -155,6 +155,10 @@ ERFCX = (
     0.253008068, -0.135621309, -0.0475625917, 0.129650727, -0.119270012, 0.0682654604, -0.0237870514, 0.00266861753,
     0.00192248716, -0.000999872922, -0.000136572839, 0.000289212767, 1.5275371e-05, -6.32425581e-05,
 )  # fmt: skip
+# The same to 16 bits.
+ERFCX_SHORT = (
+    0.252994537, -0.135589585, -0.0471320525, 0.129276305, -0.12143115, 0.0695091635, -0.0202536788, 0.00099297741,
+)  # fmt: skip
 # erfinv(x) / x by w = -log(1 - x^2) up to 5, then by sqrt(w) up to 4, and by sqrt(w), each minus a centre.
 ERFINV_CENTRES = (2.487548828125, 2.99755859375, 6.991943359375)
 ERFINV_NEAR = (
@@ -169,13 +173,19 @@ ERFINV_FARTHEST = (
     6.86089373, 1.00860465, -0.000513294362, 5.08918401e-06, 6.40824419e-06, -1.28645536e-06, 2.51310155e-07,
     -9.69231735e-08, 1.53597881e-08,
 )  # fmt: skip
+# The same by w up to 17, minus a centre, to 16 bits.
+ERFINV_SHORT_CENTRE = 8.5
+ERFINV_SHORT = (
+    2.74839187, 0.17150037, -0.00470724562, 0.000221157534, -8.75234946e-06, 3.80664915e-07, 5.13855269e-08,
+    -3.10947001e-08, 2.78255419e-09, 1.21453667e-10, -1.65919587e-11,
+)  # fmt: skip
 _NEAR, _FAR, _FARTHEST = ERFINV_CENTRES
 _ZERO, _INFINITE = 15.0, 9.4  # exp(-a^2 / 2) is zero from there on, twice exp(a^2) is infinite
 
 
-def _erfcx(a: Expr) -> Expr:
+def _erfcx(a: Expr, coefficients: Sequence[float] = ERFCX) -> Expr:
     """exp(a^2) erfc(a) for a >= 0."""
-    return (1 + polynomial(1 - 6 / (a + 3), ERFCX)) / (1 + 2 * a)
+    return (1 + polynomial(1 - 6 / (a + 3), coefficients)) / (1 + 2 * a)
 
 
 def _exp_of_square(a: Expr, factor: float) -> Expr:
@@ -196,6 +206,13 @@ def erfc(x: Expr) -> Expr:
     return where(a < 0.5, 1 - erf(x), where(x < 0, 2 - tail, tail))
 
 
+def erfc_short(x: Expr) -> Expr:
+    """erfc of a number of 16 bits, whose square is exact in float32."""
+    a = absolute(x)
+    tail = exp(-(a * a)) * _erfcx(a, ERFCX_SHORT)
+    return where(x < 0, 2 - tail, tail)
+
+
 def erfcx(x: Expr) -> Expr:
     """exp(x^2) erfc(x)."""
     a = absolute(x)
@@ -212,6 +229,12 @@ def log_ndtr(x: Expr) -> Expr:
     return where(x < -1, left, log1p(-where(x < 0, 1 - half, half)))
 
 
+def _erfinv_arguments(x: Expr) -> tuple[Expr, Expr]:
+    """Return |x| and -log(1 - x^2)."""
+    a = absolute(x)
+    return a, -log((1 - a) * (1 + a))
+
+
 def _erfinv_ratio(w: Expr, far: Expr) -> Expr:
     """erfinv(x) / x by w = -log(1 - x^2). ``far``: the result for w > 5."""
     return where(w > 5, far, polynomial(w - _NEAR, ERFINV_NEAR))
@@ -219,10 +242,14 @@ def _erfinv_ratio(w: Expr, far: Expr) -> Expr:
 
 def erfinv(x: Expr) -> Expr:
     """The inverse of erf. Source: M. Giles, "Approximating the erfinv function", 2010."""
-    a = absolute(x)
-    w = -log((1 - a) * (1 + a))
-    y = x * _erfinv_ratio(w, polynomial(sqrt(w) - _FAR, ERFINV_FAR))
-    return where(call("eq", a, 1), x * INF, y)
+    a, w = _erfinv_arguments(x)
+    return where(call("eq", a, 1), x * INF, x * _erfinv_ratio(w, polynomial(sqrt(w) - _FAR, ERFINV_FAR)))
+
+
+def erfinv_short(x: Expr) -> Expr:
+    """erfinv for a result of 16 bits."""
+    a, w = _erfinv_arguments(x)
+    return where(call("eq", a, 1), x * INF, x * polynomial(w - ERFINV_SHORT_CENTRE, ERFINV_SHORT))
 
 
 def ndtri(p: Expr) -> Expr:
@@ -247,15 +274,15 @@ PROBABILITIES = (
     S(t(41, low=0, high=1, layout="strided")),
     S(t(12, values=(0.0, 1e-37, 1e-20, 1e-4, 0.5, 0.4999, 0.9999, 0.9999999, 1, -0.1, 1.5, NAN))),
 )
-for _name, _f, _samples in (
-    ("erfc", erfc, (*UNARY, *WIDE)),
-    ("special_erfcx", erfcx, (*UNARY, *WIDE)),
-    ("special_log_ndtr", log_ndtr, (*UNARY, *WIDE)),
-    ("erfinv", erfinv, INSIDE),
-    ("special_ndtri", ndtri, PROBABILITIES),
+for _name, _f, _short, _samples in (
+    ("erfc", erfc, erfc_short, (*UNARY, *WIDE)),
+    ("special_erfcx", erfcx, None, (*UNARY, *WIDE)),
+    ("special_log_ndtr", log_ndtr, None, (*UNARY, *WIDE)),
+    ("erfinv", erfinv, erfinv_short, INSIDE),
+    ("special_ndtri", ndtri, None, PROBABILITIES),
 ):
     _aliases = [f"special_{_name}"] if _name in ("erfc", "erfinv") else []
-    unary(names(_name, aliases=_aliases), _f, _samples, FLOATS, floating=True, arithmetic="float32")
+    unary(names(_name, aliases=_aliases), _f, _samples, FLOATS, floating=True, arithmetic="float32", short=_short)
 
 
 # -- Bessel functions -------------------------------------------------------------------------------------------------
