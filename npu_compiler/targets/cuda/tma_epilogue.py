@@ -9,6 +9,7 @@ from ...schedule.anchors import Conv2d, Gemm
 from ...schedule.kernel import Operand
 from ...support import dtypes
 from ..simt.kernels.gemm import product_of
+from ..simt.kernels.operand_types import LIMBS, operand_type
 from ..simt.lang.function import Members
 
 
@@ -73,8 +74,10 @@ def hold_vectors(kernel: Gemm | Conv2d, members: Members, threads: int, at: int 
 
 
 def supports_tma_store(kernel: Gemm | Conv2d) -> bool:
-    """Whether TMA can store the results: evenly spaced rows of a type of one or two bytes."""
+    """Whether TMA can store the results: evenly spaced rows of a type of one or two bytes, of a product whose stages
+    are free for them, unlike those of floats that are split."""
     p, out = product_of(kernel), kernel.outputs[0]
     fits = p.batch == p.splits == p.products == 1 and (math.prod(out.shape[:-1]), out.shape[-1]) == (p.m, p.n)
     stored = out.dtype in ("float16", "bfloat16", "uint8")
+    stored = stored and operand_type(kernel) is not LIMBS
     return fits and stored and row_pitch(out) > 0 and residual_of(kernel) is not None

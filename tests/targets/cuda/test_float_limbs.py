@@ -75,6 +75,19 @@ def test_they_use_wgmma(name: str) -> None:
     assert "LIMBS = true" in kernels and "LIMBS = false" not in kernels
 
 
+@cuda_gpu.compiles()
+def test_results_of_two_bytes_do_not_take_stages() -> None:
+    """TMA would store them from stages of the ring, which the warps that split operands would have to leave out."""
+
+    class Halved(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).bfloat16()
+
+    program = npu_compiler.compile(capture(Halved(256, 512), (torch.randn(512, 256),)), "cuda:sm_90")
+    kernels = program.sources["kernels.cu"]
+    assert "LIMBS = true" in kernels and re.search(r"RESULT_STAGES = 0\b", kernels)
+
+
 @pytest.mark.cuda
 @pytest.mark.skipif(bool(cuda_gpu.reason()), reason=cuda_gpu.reason() or "there is a GPU")
 @pytest.mark.parametrize("name", CASES)

@@ -147,18 +147,21 @@ INLINE void load_stages(const Ring<D>& ring, const Operands<S>& from, RingPositi
 }
 
 // Splits right operands of a thread block, whose first tile is `t`. Each team of SPLIT_TEAM warps splits every so many-th
-// stage.
+// stage. An mbarrier only tells neighbouring phases apart, and loads may end in any order: a team waits until the stage
+// before in a slot is free, or it could take that one's load for its own.
 template <class D, class S> INLINE void split_stages(const Ring<D>& ring, int t, int rank, int warp, int lane) {
   constexpr int TEAM = D::SPLIT_TEAM, TEAMS = D::SPLITTERS / TEAM;
   static_assert(TEAMS <= D::STAGES, "teams stay in neighbouring phases");
+  static_assert(D::RESULT_STAGES == 0, "all stages are split");
   const Range range = k_tiles<D, S>(rank);
   const int steps = range.last - range.first, last = t < D::TILES ? ((D::TILES - 1 - t) / D::STEP + 1) * steps : 0;
   const int team = warp / TEAM, member = warp % TEAM;
   if (team >= TEAMS) return;
 #pragma unroll 1
   for (int step = team; step < last; step += TEAMS) {
-    const int stage = step + step / steps * D::RESULT_STAGES, slot = stage % D::STAGES;
-    mbarrier_wait(ring.loaded + slot, stage / D::STAGES & 1);
+    const int slot = step % D::STAGES, phase = step / D::STAGES & 1;
+    mbarrier_wait(ring.empty + slot, phase ^ 1);
+    mbarrier_wait(ring.loaded + slot, phase);
     split_rows<D::TILE_N, TEAM>(ring.stage(slot) + D::TILE_M * D::TILE_K, member, lane);
     fence_async_shared();
     if (TEAM > 1) named_barrier(SPLIT_BARRIER + team, TEAM * 32);

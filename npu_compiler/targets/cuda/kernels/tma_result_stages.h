@@ -168,7 +168,6 @@ template <class D> struct ResultStages {
   template <int S> static INLINE void prefill(const Ring<D>& ring, RingPosition<D::STAGES>& at, TileIndex tile,
                                                 const TileOutputs& to) {
     mbarrier_wait(ring.empty + at.slot, at.phase);
-    if (D::LIMBS) mbarrier_arrive(ring.loaded + at.slot);
     if (!D::RESIDUAL) mbarrier_arrive(ring.full + at.slot);
     else {
       mbarrier_expect_bytes(ring.full + at.slot, (last(S) - S * PER_SLOT) * WARPGROUPS * P::SIZE * 2);
