@@ -41,9 +41,9 @@ class TMACosts:
     bf16c12. ``narrow``: the factor for tiles of 64 columns, for which wgmma is limited by shared memory. ``load``: one
     row or column of a stage of 64 terms. ``split``: what a stage takes longer if its floats are split. ``result``,
     ``residual``: one element that threads store or read. ``part``: one element that the blocks of a cluster exchange.
-    ``tile``, ``launch``: the fixed costs of a tile and of a launch. ``tma_result``, ``tma_residual``,
-    ``tma_tile``: the same for results that TMA stores; ``tma_last``: one element if each thread block has one tile, so
-    that no other hides its store. ``byte_result``, ``byte_residual``, ``byte_tile``: the same for those of one byte.
+    ``tile``, ``launch``: the fixed costs of a tile and of a launch. ``tma_result``, ``tma_residual``, ``tma_tile``: the
+    same for results that TMA stores; ``tma_last``: one element if each thread block has one tile, so that no other
+    hides its store. ``byte_result``, ``byte_residual``, ``byte_tile``: the same for those of one byte.
     Requantising them limits their kernels, so no other tile of the SM hides the fixed cost of one. ``byte_serial``: the
     fraction of the shorter of a tile's two parts, products and results, that does not overlap with the longer one.
     ``cluster``: (blocks of a cluster, delay until so many neighbouring SMs are free). ``bandwidth``: bytes per
@@ -115,10 +115,9 @@ class CUDADevice(GPU):
 # stores 28,000 results, reads 20,000 residuals, or exchanges 6,200 partial sums.
 _HOPPER_TMA = TMACosts(
     multiply=2.07e-5, decode=1.5e-3, decode_rows4=8e-4, narrow=1.5, load=1.4e-3, split=0.2, result=3.6e-5,
-    residual=4.9e-5,
-    part=1.6e-4, tile=1.55, launch=0.75, tma_result=4e-5, tma_residual=2e-6, tma_tile=0.19, tma_last=1e-4,
-    byte_result=5e-5, byte_residual=3e-5, byte_tile=0.1, byte_serial=0.3, cluster=((2, 0.0), (4, 0.3), (8, 2.0)),
-    bandwidth=4.6e6, latency=1.2, start=2.5,
+    residual=4.9e-5, part=1.6e-4, tile=1.55, launch=0.75, tma_result=4e-5, tma_residual=2e-6, tma_tile=0.19,
+    tma_last=1e-4, byte_result=5e-5, byte_residual=3e-5, byte_tile=0.1, byte_serial=0.3,
+    cluster=((2, 0.0), (4, 0.3), (8, 2.0)), bandwidth=4.6e6, latency=1.2, start=2.5,
 )  # fmt: skip
 _HOPPER_WGMMA = WgmmaCosts(
     step=1.05, rates=((128 * 256, 1.0), (128 * 128, 0.8), (128 * 64, 0.75)), rate=0.7, result=3 / 32768, start=2.0

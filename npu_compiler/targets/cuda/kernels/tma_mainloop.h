@@ -1,14 +1,16 @@
 // The main loop of products on Hopper: a producer warp issues TMA loads of both operands into a ring buffer in shared
 // memory; each warpgroup multiplies 64 rows of a tile. The epilogue is in tma_epilogue.h.
 //
-// Types of D: T, a b16 element of the operands; Sum, of the accumulators; R, of the results. Constants: M, N; BATCH
-// of products, each with its own right operand if BATCHED_RIGHT; FOURS: the right operand consists of groups of four rows (weights/block_rows.py); N_MAJOR: the
-// right operand is [K, N], loaded in tiles of 64 columns; ROUNDED: elements are floats, and the left ones are rounded to TF32;
-// LIMBS: elements are floats that are split (float_limbs.h), the right ones by SPLITTERS warps, SPLIT_TEAM of them each stage; HEAD: columns of a head if a thread needs both of two columns HEAD / 2
-// apart (tma_head_stores.h), else 0; TILE_M, TILE_N, TILE_K, which counts b16 elements; STAGES of
-// the ring; TILES of the result, of which a block processes every STEP-th; SPLITS: blocks of a cluster that share a tile, each with a part of K (split-K); PRIMED: stages whose right
-// operand, weights, is loaded before preceding kernels end; DECODERS: warps that decode the right operand, TEAM of them each stage (tma_decoder.h); PRODUCTS 2: columns alternate between two products, which
-// the epilogue combines.
+// Types of D: T, a b16 element of the operands; Sum, of the accumulators; R, of the results. Constants: M, N; BATCH of
+// products, each with its own right operand if BATCHED_RIGHT; FOURS: the right operand consists of groups of four rows
+// (weights/block_rows.py); N_MAJOR: the right operand is [K, N], loaded in tiles of 64 columns; ROUNDED: elements are
+// floats, and the left ones are rounded to TF32; LIMBS: elements are floats that are split (float_limbs.h), the right
+// ones by SPLITTERS warps, SPLIT_TEAM of them each stage; HEAD: columns of a head if a thread needs both of two columns
+// HEAD / 2 apart (tma_head_stores.h), else 0; TILE_M, TILE_N, TILE_K, which counts b16 elements; STAGES of the ring;
+// TILES of the result, of which a block processes every STEP-th; SPLITS: blocks of a cluster that share a tile, each
+// with a part of K (split-K); PRIMED: stages whose right operand, weights, is loaded before preceding kernels end;
+// DECODERS: warps that decode the right operand, TEAM of them each stage (tma_decoder.h); PRODUCTS 2: columns alternate
+// between two products, which the epilogue combines.
 //
 // Constants of S, a product of the kernel: K_TILES; IM2COL: rows of the left operand are pixels of the result, and K
 // runs over taps and channels; then OH, OW, KERNEL_W, STRIDE_H, STRIDE_W, PAD_TOP, PAD_LEFT, DILATION_H, DILATION_W,
