@@ -5,7 +5,8 @@
 // The matrix unit truncates sums. It therefore adds up only a stage's products, the small ones first. Float additions
 // add up the sums of stages. On average these are still 6e-8 too small, which adds up in deep networks: every other one
 // grows by a unit in the last place. An infinite operand has a limb that is NaN: if a result is NaN, its thread
-// computes it again in float arithmetic.
+// computes it again in float arithmetic. Limbs of numbers below 2^-110 lose bits, as bfloat16 has no smaller numbers than
+// 2^-133.
 // Source: Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision
 // Computations" (2019), https://arxiv.org/abs/1904.06376.
 #pragma once
