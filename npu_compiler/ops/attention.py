@@ -177,7 +177,7 @@ def flash_attention_for_cpu(
     """Attention, and the log of the softmax denominators [B, H, L] in float32."""
     call = attention(query, key, value, attn_mask, dropout_p, is_causal, scale)
     weights, total, top = call.weights()
-    denominators = top.graph.pointwise(lambda n, m: where(m > -math.inf, log(n) + m, 0.0), total, top)
+    denominators = top.graph.pointwise(lambda n, m: where(fn("eq")(m, -math.inf), 0.0, log(n) + m), total, top)
     return call.weighted(weights), denominators.reshape(*call.shape, query.shape[-2])
 
 

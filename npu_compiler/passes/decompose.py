@@ -102,7 +102,7 @@ def _attention(graph: Graph, node: Node) -> Value:
         else:
             s = s + mask.cast(s.dtype)
     top = s.amax([3])
-    e = graph.pointwise(lambda x, m: expr.where(m > -math.inf, expr.fn("exp")(x - m), 0.0), s, top)
+    e = graph.pointwise(lambda x, m: expr.where(expr.fn("eq")(m, -math.inf), 0.0, expr.fn("exp")(x - m)), s, top)
     p = graph.pointwise(lambda x, n: expr.where(expr.fn("eq")(n, 0.0), 0.0, x / n), e, e.sum([3]))
     out = p.cast(v.dtype).reshape(b, hk, h // hk * sq, sk).matmul(v)
     return out.reshape(b, h, sq, dv).cast(node.out.dtype)

@@ -1,4 +1,4 @@
-"""Attention in float arithmetic: values of one number, and NaN among the keys, of one part of them or of all."""
+"""Attention on all targets: values of one number, and NaN among the keys, of one part of them or of all."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ import npu_compiler
 from npu_compiler.frontend import capture
 from npu_compiler.frontend.tensors import tensor_to_numpy
 from npu_compiler.targets import register_target
-from npu_runtime import Executor
+from npu_runtime import CPUBackend, Executor
 from npu_runtime.backends.base import Backend
 
-from ...porting.backend import HostBackend
-from ...porting.target import TARGET
-from ...support import cuda_gpu
-from ...support.metal_backend import EmulatedMetal
+from ..porting.backend import HostBackend
+from ..porting.target import TARGET
+from ..support import cuda_gpu
+from ..support.metal_backend import EmulatedMetal
 
 # queries, keys, numbers of a key and of a value: the keys are in parts or not
 CASES = [(1, 64, 8, 1), (1, 100, 8, 3), (3, 5, 4, 4), (2, 64, 16, 1)]
 BACKENDS: dict[str, Callable[[], Backend]] = {
+    "cpu": CPUBackend,
     "host": HostBackend,
     "metal": lambda: EmulatedMetal("shuffled", seed=2),
     "cuda": cuda_gpu.backend,
@@ -35,25 +36,37 @@ class Attentions(nn.Module):
         return [torch.softmax(q @ k.mT, -1) @ v for q, k, v in triples]
 
 
-def inputs(nan_from: Callable[[int], int]) -> list[torch.Tensor]:
+def inputs(nan_from: Callable[[int], int], dtype: torch.dtype) -> list[torch.Tensor]:
     """Queries, keys and values of each case; the keys from a number on have a NaN."""
     generator = torch.Generator().manual_seed(5)
     found = []
     for queries, keys, size, width in CASES:
-        q, k, v = (torch.randn(1, 1, *s, generator=generator) for s in ((queries, size), (keys, size), (keys, width)))
+        q, k, v = (
+            torch.randn(1, 1, *s, generator=generator).to(dtype) for s in ((queries, size), (keys, size), (keys, width))
+        )
         k[:, :, nan_from(keys) :, 0] = torch.nan
         found += [q, k, v]
     return found
 
 
-@pytest.mark.parametrize("target", ["host", "metal", pytest.param("cuda", marks=cuda_gpu.marks())])
-def test_narrow_values_and_nan(target: str) -> None:
+@pytest.mark.parametrize(
+    ("target", "dtype"),
+    [
+        ("cpu", torch.float32),
+        ("cpu", torch.float64),
+        ("host", torch.float32),
+        ("metal", torch.float32),
+        pytest.param("cuda", torch.float32, marks=cuda_gpu.marks()),
+        pytest.param("cuda", torch.float64, marks=cuda_gpu.marks()),
+    ],
+)
+def test_narrow_values_and_nan(target: str, dtype: torch.dtype) -> None:
     register_target(TARGET)
     model = Attentions()
-    graph = capture(model, tuple(inputs(lambda n: n)))
+    graph = capture(model, tuple(inputs(lambda n: n, dtype)))
     run = Executor(npu_compiler.compile(graph, target=target), None, BACKENDS[target]())
     for nan_from in (lambda n: n, lambda n: n - 1, lambda n: n // 2, lambda n: 0):
-        arguments = inputs(nan_from)
+        arguments = inputs(nan_from, dtype)
         found = run.run([tensor_to_numpy(x) for x in arguments]).values()
         for case, ours, theirs in zip(CASES, found, model(*arguments), strict=True):
             torch.testing.assert_close(
