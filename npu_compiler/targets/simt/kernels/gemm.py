@@ -198,7 +198,7 @@ def choose_split_tile(p: Product, dialect: Dialect) -> Tile:
 
 def uses_matrix_unit(kernel: Gemm | Conv2d, dialect: Dialect) -> bool:
     """Whether the matrix unit multiplies the operands of ``kernel``."""
-    dtype = kernel.inputs[0].dtype
+    dtype = kernel.left.dtype
     tf32 = dtype == "float32" == kernel.weight.dtype and bool(dialect.matrix_tf32)
     if tf32 and not kernel.tf32:
         p = product_of(kernel)

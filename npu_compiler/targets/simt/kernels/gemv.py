@@ -34,7 +34,7 @@ def is_gemv(kernel: Gemm) -> bool:
     a, w = kernel, kernel.weight
     if w.format:
         return True
-    if kernel.inputs[0].dtype == "uint8":
+    if kernel.left.dtype == "uint8":
         return False  # sums of integers
     size = dtypes.DTYPES[w.dtype].size
     dense = (w.strides[2] == 1 or a.k == 1) and not any(s * size % 16 for s in (a.k, w.strides[1], w.offset))

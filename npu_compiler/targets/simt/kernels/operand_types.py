@@ -62,7 +62,7 @@ def operand_type(kernel: Gemm | Conv2d) -> OperandType | None:
     are rounded: the right one is stored so, and the left one is rounded in registers. Those of limbs are split."""
     w = kernel.weight
     right = find_layout(w.format)[0].code_dtype if w.format else w.dtype
-    found = kernel.inputs[0].dtype, right, bool(w.format)
+    found = kernel.left.dtype, right, bool(w.format)
     if found == (TF32.left, TF32.right, False) and (kernel.rounded or not kernel.tf32):
         return TF32 if kernel.rounded else LIMBS
     return next((t for t in TYPES if (t.left, t.right, t.stored) == found), None)
