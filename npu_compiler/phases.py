@@ -151,8 +151,7 @@ def run_fold(s: State) -> None:
 
 def run_fuse(s: State) -> None:
     """Absorb views, inline pointwise chains, and group nodes into kernels."""
-    if lanes := s.config.vector_lanes:
-        s.run_pass("short_convolutions", lambda graph: short_convolutions.short_convolutions(graph, lanes))
+    s.run_pass("short_convolutions", lambda graph: short_convolutions.short_convolutions(graph, s.config.vector_lanes))
     decompose.decompose(s.graph, s.config)
     s.run_pass("concat_to_select", concat_to_select.concat_to_select)
     absorb_views(s.graph)

@@ -33,15 +33,30 @@ def relative(
     return Fit(name, known, lambda z: 1 / (known(z) + more), mpf(low), mpf(high), terms, bound, bits, careful=0)
 
 
-def erfcx(t: mpf) -> mpf:
-    """exp(a^2) erfc(a) (1 + 2 a) - 1 with t = 1 - 6 / (a + 3)."""
+def erfcx(t: mpf, shift: float = 3) -> mpf:
+    """exp(a^2) erfc(a) (1 + 2 a) - 1 with t = 1 - 6 / (a + shift)."""
     if t == 1:
         return 2 / mp.sqrt(mp.pi) - 1
-    a = 6 / (1 - t) - 3
+    a = 6 / (1 - t) - shift
     scaled = (
         mp.exp(a * a) * mp.erfc(a) if a < 20 else (1 - 1 / (2 * a * a) + mpf(3) / (4 * a**4)) / (a * mp.sqrt(mp.pi))
     )
     return scaled * (1 + 2 * a) - 1
+
+
+def erfc_tail(t: mpf) -> mpf:
+    """The same with the shift of these coefficients."""
+    return erfcx(t, special.ERFC_SHIFT)
+
+
+def erfc_end(shift: float) -> float:
+    """t where erfc(a) is zero."""
+    return 1 - 6 / (special.ERFC_ZERO + shift)
+
+
+def erf_ratio(z: mpf) -> mpf:
+    """erf(x) / x - 1 with z = x^2."""
+    return (mp.erf(mp.sqrt(z)) / mp.sqrt(z) if z else 2 / mp.sqrt(mp.pi)) - 1
 
 
 def erfinv_ratio(w: mpf) -> mpf:
@@ -86,7 +101,11 @@ FITS = (
     relative("SINE", sine, 0, 0.25, 9, bits=53, bound=DOUBLE_BOUND),
     relative("COTANGENT", cotangent, 0, 0.25, 14, more=1, bits=53, bound=DOUBLE_BOUND),
     relative("ERFCX", erfcx, -1, 1, 14, more=1),
-    relative("ERFCX_SHORT", erfcx, -1, 1, 8, more=1, bound=SHORT_BOUND),
+    relative("ERFC_TAIL", erfc_tail, -1, erfc_end(special.ERFC_SHIFT), 10, more=1),
+    relative(
+        "ERFC_SHORT", erfc_tail, 1 - 6 / special.ERFC_SHIFT, erfc_end(special.ERFC_SHIFT), 7, more=1, bound=SHORT_BOUND
+    ),
+    relative("ERF_NEAR", erf_ratio, 0, 0.25, 5, more=1),
     relative("ERFINV_SHORT", lambda t: erfinv_ratio(t + SHORT), -SHORT, 17 - SHORT, 11, bound=SHORT_BOUND),
     relative("ERFINV_NEAR", lambda t: erfinv_ratio(t + NEAR), -NEAR, 5.001 - NEAR, 10),
     relative("ERFINV_FAR", lambda t: erfinv_ratio((t + FAR) ** 2), 2.236 - FAR, 4.001 - FAR, 11),

@@ -66,6 +66,7 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     "expm1": ScalarOp(1, np.expm1),
     "log": ScalarOp(1, np.log),
     "log2": ScalarOp(1, np.log2),
+    "log2_rough": ScalarOp(1, np.log2),  # error at most 2^-20 times the larger of 1 and the result
     "log10": ScalarOp(1, np.log10),
     "log1p": ScalarOp(1, np.log1p),
     "sin": ScalarOp(1, np.sin),
@@ -104,10 +105,11 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     "cast": ScalarOp(1, lambda x: x, "cast"),
 }
 
-_FLOAT_ONLY = frozenset(
-    "div sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
-    "erf sigmoid atan2".split()
+_TRANSCENDENTAL = frozenset(
+    "exp exp2 expm1 log log2 log2_rough log10 log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh "
+    "erf sigmoid".split()
 )
+_FLOAT_ONLY = _TRANSCENDENTAL | {"div", "sqrt", "rsqrt"}
 _NO_FLOAT = frozenset("idiv and or xor not shl shr".split())
 _NO_BOOL = frozenset("sub neg idiv floordiv remainder fmod pow sign shl shr".split())
 
@@ -120,7 +122,4 @@ def takes(op: str, dtype: str) -> bool:
     return op not in excluded
 
 
-EXPENSIVE = frozenset(
-    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf sigmoid pow "
-    "atan2 fmod remainder floordiv idiv".split()
-)
+EXPENSIVE = _TRANSCENDENTAL | {"pow", "fmod", "remainder", "floordiv", "idiv"}

@@ -7,6 +7,7 @@ from functools import reduce
 from math import gcd, prod
 from typing import NamedTuple
 
+from ..graph.direct_convolution import direct_convolution
 from ..graph.expr import Expr, const, fn, index, load, where
 from ..graph.graph import Value
 from ..support.dtypes import opmath
@@ -21,6 +22,7 @@ MAX_CONVOLUTIONS = 16  # into which a transposed one is divided
 # The most channels of all taps along the depth that become those of one convolution, for each input pixel of a result:
 # with more, or with fewer results, partial sums take less time than the joined copy of the input.
 JOINED = 192
+DIRECT = 27  # terms of a depthwise convolution of three dims that one loop nest adds
 
 
 def channels_last(x: Value, spatial: int) -> Value:
@@ -66,6 +68,17 @@ def core(
     if len(stride) == 2:
         (top, bottom), (left, right) = padding
         y = x.graph.conv2d(x, w, stride, (top, left, bottom, right), dilation, groups)
+        return y if bias is None else y + bias
+    if x.shape[-1] == groups > 1 and 0 < prod(w.shape[1:-1]) <= DIRECT:
+        front, channels = [lo for lo, _ in padding], x.permute(0, 4, 1, 2, 3)
+        sizes = [
+            (size + sum(pair) - spacing * (taps - 1) - 1) // step + 1
+            for size, pair, spacing, taps, step in zip(
+                x.shape[1:-1], padding, dilation, w.shape[1:-1], stride, strict=True
+            )
+        ]
+        y = direct_convolution(channels, w, stride, front, dilation, groups, sizes, opmath(x.dtype))
+        y = y.permute(0, 2, 3, 4, 1)
         return y if bias is None else y + bias
     n, depth = x.shape[0], x.shape[1] + sum(padding[0])
     if any(padding[0]):

@@ -150,15 +150,20 @@ def polygamma(n: int, self: Expr) -> Expr:
 
 
 # -- the error function and its relatives -----------------------------------------------------------------------------
+# erf(x) / x - 1 by x^2, for |x| up to 0.5.
+ERF_NEAR = (0.128379166, -0.376126081, 0.112828225, -0.0267571844, 0.00471799076)
 # exp(a^2) erfc(a) (1 + 2 a) - 1 by 1 - 6 / (a + 3).
 ERFCX = (
     0.253008068, -0.135621309, -0.0475625917, 0.129650727, -0.119270012, 0.0682654604, -0.0237870514, 0.00266861753,
     0.00192248716, -0.000999872922, -0.000136572839, 0.000289212767, 1.5275371e-05, -6.32425581e-05,
 )  # fmt: skip
-# The same to 16 bits.
-ERFCX_SHORT = (
-    0.252994537, -0.135589585, -0.0471320525, 0.129276305, -0.12143115, 0.0695091635, -0.0202536788, 0.00099297741,
+# The same for a from 0.5 to where erfc(a) is zero, by 1 - 6 / (a + shift), and from 0 on to 16 bits.
+ERFC_SHIFT, ERFC_ZERO = 2.5, 10.2
+ERFC_TAIL = (
+    0.242349252, -0.120007858, -0.0248992145, 0.0567460433, -0.0366265662, 0.0125932852, -0.00120105385,
+    -0.000911351701, 0.000281774061, 0.000103375562,
 )  # fmt: skip
+ERFC_SHORT = (0.242350027, -0.119906746, -0.0249041561, 0.0556282289, -0.0373932421, 0.0150953149, 0.00213329378)
 # erfinv(x) / x by w = -log(1 - x^2) up to 5, then by sqrt(w) up to 4, and by sqrt(w), each minus a centre.
 ERFINV_CENTRES = (2.487548828125, 2.99755859375, 6.991943359375)
 ERFINV_NEAR = (
@@ -181,35 +186,48 @@ ERFINV_SHORT = (
 )  # fmt: skip
 _NEAR, _FAR, _FARTHEST = ERFINV_CENTRES
 _ZERO, _INFINITE = 15.0, 9.4  # exp(-a^2 / 2) is zero from there on, twice exp(a^2) is infinite
+_TO_256THS = 1.5 * 2**15  # the sum of it and a smaller float32 is rounded to 2^-8
 
 
-def _erfcx(a: Expr, coefficients: Sequence[float] = ERFCX) -> Expr:
+def _erfcx(a: Expr) -> Expr:
     """exp(a^2) erfc(a) for a >= 0."""
-    return (1 + polynomial(1 - 6 / (a + 3), coefficients)) / (1 + 2 * a)
+    return (1 + polynomial(1 - 6 / (a + 3), ERFCX)) / (1 + 2 * a)
+
+
+def _at_most(a: Expr, most: float) -> Expr:
+    return where(a > most, most, a)
 
 
 def _exp_of_square(a: Expr, factor: float) -> Expr:
-    """exp(factor a^2) for a >= 0. ``a`` is the sum of two numbers: the square of ``head`` is exact, and what is left of
-    that of ``a`` is at most 0.06, so that four terms of its exponential are enough."""
-    most = _INFINITE if factor > 0 else _ZERO
-    a = where(a > most, most, a)
-    head = nearest(a * 256) / 256
+    """exp(factor a^2) for 0 <= a <= 15. ``a`` is the sum of two numbers: the square of ``head`` is exact, and what is
+    left of that of ``a`` is at most 0.06, so that four terms of its exponential are enough."""
+    head = (a + _TO_256THS) - _TO_256THS
     rest = factor * ((a - head) * (a + head))
     whole = exp(factor * (head * head))
     return whole + whole * (rest * polynomial(rest, (1, 1 / 2, 1 / 6, 1 / 24)))
 
 
+def _erfc_tail(a: Expr, exp_of_square: Expr, coefficients: Sequence[float]) -> Expr:
+    """erfc(a) for 0 <= a <= ``ERFC_ZERO`` from exp(-a^2). One division: GPUs take ten instructions for one."""
+    shifted, divisor = a + ERFC_SHIFT, 1 + 2 * a
+    both = 1 / (shifted * divisor)
+    rough = shifted * both
+    quotient = rough + rough * (1 - divisor * rough)  # 1 / divisor
+    return exp_of_square * (quotient + quotient * polynomial(1 - 6 * (divisor * both), coefficients))
+
+
 def erfc(x: Expr) -> Expr:
     """1 - erf(x), with small results to the last digit."""
-    a = absolute(x)
-    tail = _exp_of_square(a, -1) * _erfcx(a)
-    return where(a < 0.5, 1 - erf(x), where(x < 0, 2 - tail, tail))
+    a = _at_most(absolute(x), ERFC_ZERO)
+    tail = _erfc_tail(a, _exp_of_square(a, -1), ERFC_TAIL)
+    near = 1 - (x + x * polynomial(x * x, ERF_NEAR))
+    return where(a < 0.5, near, where(x < 0, 2 - tail, tail))
 
 
 def erfc_short(x: Expr) -> Expr:
     """erfc of a number of 16 bits, whose square is exact in float32."""
-    a = absolute(x)
-    tail = exp(-(a * a)) * _erfcx(a, ERFCX_SHORT)
+    a = _at_most(absolute(x), ERFC_ZERO)
+    tail = _erfc_tail(a, exp(-(a * a)), ERFC_SHORT)
     return where(x < 0, 2 - tail, tail)
 
 
@@ -217,7 +235,7 @@ def erfcx(x: Expr) -> Expr:
     """exp(x^2) erfc(x)."""
     a = absolute(x)
     right = _erfcx(a)
-    return where(x < 0, 2 * _exp_of_square(a, 1) - right, right)
+    return where(x < 0, 2 * _exp_of_square(_at_most(a, _INFINITE), 1) - right, right)
 
 
 def log_ndtr(x: Expr) -> Expr:
@@ -225,7 +243,7 @@ def log_ndtr(x: Expr) -> Expr:
     a = absolute(x)
     right = _erfcx(a * math.sqrt(0.5))
     left = log(right * 0.5) - x * x * 0.5
-    half = 0.5 * _exp_of_square(a, -0.5) * right
+    half = 0.5 * _exp_of_square(_at_most(a, _ZERO), -0.5) * right
     return where(x < -1, left, log1p(-where(x < 0, 1 - half, half)))
 
 
@@ -248,8 +266,9 @@ def erfinv(x: Expr) -> Expr:
 
 def erfinv_short(x: Expr) -> Expr:
     """erfinv for a result of 16 bits."""
-    a, w = _erfinv_arguments(x)
-    return where(call("eq", a, 1), x * INF, x * polynomial(w - ERFINV_SHORT_CENTRE, ERFINV_SHORT))
+    a = absolute(x)
+    w = call("log2_rough", (1 - a) * (1 + a)) * -math.log(2) - ERFINV_SHORT_CENTRE
+    return x * where(w > 30, INF, polynomial(w, ERFINV_SHORT))  # |x| = 1
 
 
 def ndtri(p: Expr) -> Expr:

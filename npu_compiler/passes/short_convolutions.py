@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..graph import expr
-from ..graph.expr import Expr
+from ..graph.direct_convolution import direct_convolution
 from ..graph.graph import Graph, Node, Value
 from ..support import dtypes
-from .decompose import tap_position
 from .layout import sink_permutes
 from .load_time import static_values
 
 MOST_TERMS = 25  # of a result: a vector of each stays in a register while all channels of a group are computed
 DEPTHWISE_TERMS = 16  # which no other result reads: with more, transpositions are the smaller part
+ATTRIBUTES = "stride", "padding", "dilation", "groups"
 CACHED = 1 << 18  # elements of an image that is transposed in the cache
 
 
 def short_convolutions(graph: Graph, lanes: int) -> None:
-    """Replace convolutions of few terms whose input and result are both transposed. ``lanes``: of a vector."""
+    """Replace convolutions of few terms whose input and result are both transposed. ``lanes``: of a vector; with 0,
+    where threads compute elements, only depthwise ones, whose results share no load."""
     if not any(_is_short(node, lanes) for node in graph.nodes):
         return
     users, static = graph.users(), static_values(graph)
@@ -30,7 +30,7 @@ def short_convolutions(graph: Graph, lanes: int) -> None:
     for node in list(graph.nodes):
         if _is_short(node, lanes) and _is_turned(node.inputs[0]) and _becomes_turned(node.out, users):
             graph.sources = node.sources
-            new[node.out] = _pointwise(graph, node, static)
+            new[node.out] = _pointwise(node, static)
     graph.sources = ()
     graph.replace(new)
     if new:
@@ -44,6 +44,8 @@ def _is_short(node: Node, lanes: int) -> bool:
     if not dtypes.is_float(x.dtype):
         return False
     groups = node.attrs["groups"]
+    if not lanes:
+        return groups == x.shape[3] > 1 and 0 < w.numel <= MOST_TERMS * w.shape[0]
     if groups == 1 or groups < w.shape[0]:
         return 0 < w.numel <= MOST_TERMS * w.shape[0]
     return 0 < w.numel <= DEPTHWISE_TERMS * w.shape[0] and (_fills_vectors(node.out, lanes) or x.numel > CACHED)
@@ -78,27 +80,10 @@ def _becomes_turned(y: Value, users: Mapping[Value, list[Node]]) -> bool:
     return False
 
 
-def _pointwise(graph: Graph, node: Node, static: set[Value]) -> Value:
+def _pointwise(node: Node, static: set[Value]) -> Value:
     """Return the results of a convolution as the sum of its terms at each pixel of each channel."""
-    dtype = node.out.dtype
     x, w = node.inputs
+    dtype, (stride, padding, dilation, groups) = node.out.dtype, (node.attrs[name] for name in ATTRIBUTES)
     x, w = x.permute(0, 3, 1, 2), w.cast(dtype) if w in static else w  # cast when weights are loaded
-    (n, oh, ow, k), (_, r, s, channels) = node.out.shape, w.shape
-    image, out, y, z = (expr.index(d) for d in range(4))
-    total: Expr | None = None
-    for i in range(r):
-        for j in range(s):
-            for c in range(channels):
-                row, column, channel = tap_position(node, (y, z, out), (i, j, c))
-                value = expr.load(0, x.dtype, [image, channel, row, column]).cast(dtype)
-                value = _inside(row, x.shape[2], _inside(column, x.shape[3], value))
-                tap = [out, *(expr.const(at, "int64") for at in (i, j, c))]
-                term = value * expr.load(1, w.dtype, tap).cast(dtype)
-                total = term if total is None else total + term
-    assert total is not None
-    return graph.elementwise((n, k, oh, ow), [x, w], total).permute(0, 2, 3, 1)
-
-
-def _inside(at: Expr, size: int, value: Expr) -> Expr:
-    """Return ``value``, or zero where the coordinate ``at`` is outside an image."""
-    return expr.where((at >= 0) & (at < size), value, expr.const(0, value.dtype))
+    y = direct_convolution(x, w, stride, padding[:2], dilation, groups, node.out.shape[1:3], dtype)
+    return y.permute(0, 2, 3, 1)

@@ -200,7 +200,7 @@ TRANSPOSED: Cases = {
     ),
     "bool": lambda: (Call(lambda x: torch.where((x > 0).mT, 1.0, x.mT)), (torch.randn(70, 66),)),
     "images": lambda: (nn.Conv2d(16, 24, 3, padding=1), (torch.randn(2, 16, 9, 7),)),
-    "depthwise": lambda: (nn.Conv2d(20, 20, 3, groups=20), (torch.randn(2, 20, 9, 7),)),
+    "depthwise": lambda: (nn.Conv2d(20, 20, 6, groups=20), (torch.randn(2, 20, 14, 12),)),  # 36 terms
 }  # fmt: skip
 
 

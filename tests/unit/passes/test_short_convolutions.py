@@ -23,8 +23,8 @@ def graph_of(build: Callable[[Value], Value], shape: tuple[int, ...], dtype: str
     return g
 
 
-def rewritten(graph: Graph) -> Graph:
-    return kept(graph, lambda g: (layout.sink_permutes(g), short_convolutions(g, 16)))
+def rewritten(graph: Graph, lanes: int = 16) -> Graph:
+    return kept(graph, lambda g: (layout.sink_permutes(g), short_convolutions(g, lanes)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
@@ -56,6 +56,20 @@ def test_one_kernel_computes_it(build: Callable[[Value], Value], shape: tuple[in
 def test_others_stay(build: Callable[[Value], Value], shape: tuple[int, ...]) -> None:
     before = ops(graph_of(build, shape))["conv2d"]
     assert ops(rewritten(graph_of(build, shape)))["conv2d"] == before
+
+
+@pytest.mark.parametrize(
+    "build, channels, stay",
+    [
+        (lambda x: conv(x, "depthwise", 4, bias=True, groups=4), 4, 0),
+        (lambda x: relu(conv(x, "two of each", 8, size=5, pad=2, groups=4)), 4, 0),
+        (lambda x: conv(x, "many", 4, size=6, groups=4), 4, 1),  # 36 terms
+        (lambda x: conv(x, "grouped", 8, groups=4), 8, 1),
+        (lambda x: conv(x, "grey", 8), 1, 1),
+    ],
+)
+def test_threads_compute_depthwise_ones(build: Callable[[Value], Value], channels: int, stay: int) -> None:
+    assert ops(rewritten(graph_of(build, (2, channels, 9, 7)), lanes=0))["conv2d"] == stay
 
 
 def test_results_that_stay_channels_last_have_a_micro_kernel() -> None:

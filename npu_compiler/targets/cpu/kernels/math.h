@@ -71,6 +71,7 @@ NPU_FLOAT(sinh, sinh<false>, 100.)  // infinity as a float
 NPU_FLOAT(cosh, cosh<false>, 100.)
 #undef NPU_FLOAT
 #undef NPU_DOUBLE
+template <class V> NPU_INLINE V log2_rough(V x) { return log2(x); }
 
 // Of arguments beyond the limit of the argument reduction, libm takes all lanes.
 #define NPU_PERIODIC(name)                                                    \

@@ -292,6 +292,12 @@ INLINE float m_exp2_fast(float x) {  // error 2 ulp; subnormal results are flush
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+#define HAS_ROUGH_LOG2 1
+INLINE float m_log2_rough(float x) {
+  float y;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 INLINE float m_sigmoid_fast(float x) {  // relative error 1e-6
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + m_exp2_fast(x * -1.44269504f)));

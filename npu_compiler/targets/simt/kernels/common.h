@@ -117,6 +117,10 @@ template <class T> INLINE T m_minimum(T a, T b) { return (a < b || a != a) ? a :
 template <class T> INLINE bool m_isnan(T x) { return x != x; }
 template <class T> INLINE T m_sign(T x) { return (T)((x > 0) - (x < 0)); }
 
+#ifndef HAS_ROUGH_LOG2
+INLINE float m_log2_rough(float x) { return m_log2(x); }
+#endif
+
 // Whole numbers below 2^22 in magnitude are the low bits of their sum with 1.5 * 2^23, and adding that rounds.
 // min(max(round(x), low), high) for whole numbers low and high of up to 2^21 in magnitude; NaN gives low.
 INLINE int round_clamped(float x, float low, float high) {

@@ -61,7 +61,8 @@ fragments   access to elements of fragments, for kernels that use the result of 
             T*)``: two floats as a pair; only with :attr:`Dialect.fragment_access`
 fast        functions such as ``m_sigmoid_fast(float)`` with errors far below half precision; those named in
             :attr:`Dialect.fast`
-maths       ``m_exp`` and so on for each scalar op that is not an operator, on float (and double)
+maths       ``m_exp`` and so on for each scalar op that is not an operator, on float (and double); ``m_log2_rough`` only
+            with the macro ``HAS_ROUGH_LOG2``, otherwise it is ``m_log2``
 
 The entry line of a kernel declares ``const int workgroup, tid, lane, subgroup``: the indices of the workgroup, of the
 thread in the workgroup, of the lane in the subgroup, and of the subgroup in the workgroup.

@@ -361,7 +361,9 @@ class Scalars:
         cond, *arms = e.args
         kind = self.kind(e)
         test = self.text(cond, "bool")
-        if not any(self.pinned(a) or any(x.op in EXPENSIVE for x in expr.walk(a)) for a in arms):
+        for shared in self._shared(*arms):
+            self.value(shared)
+        if not any(self.pinned(a) or self._expensive(a) for a in arms):
             return Value(f"({test} ? {self.text(arms[0], kind)} : {self.text(arms[1], kind)})", kind)
         if self.straight:
             around, texts = self._when, []
@@ -377,6 +379,32 @@ class Scalars:
             with self.scope(header):
                 self.out.add(f"{name} = {self.text(arm, kind)};")
         return Value(name, kind)
+
+    def _named(self, e: Expr) -> bool:
+        return e in self.bound or any(e in scope for scope in self._scopes)
+
+    def _expensive(self, e: Expr) -> bool:
+        """Whether an expensive op is left to compute for ``e``."""
+        return any(x.op in EXPENSIVE for x in self._left(e))
+
+    def _left(self, e: Expr, always: bool = False) -> dict[Expr, None]:
+        """Return ``e`` and its parts, as far as they have no name yet; ``always``: without the arms of a ``where``."""
+        found: dict[Expr, None] = {}
+        left = [e]
+        while left:
+            x = left.pop()
+            if x not in found and not self._named(x):
+                found[x] = None
+                left += x.args[:1] if always and x.op == "where" else x.args
+        return found
+
+    def _shared(self, a: Expr, b: Expr) -> list[Expr]:
+        """Return the expensive expressions that both arms of a ``where`` compute. Inside of the branches, the lanes of
+        one would wait until those of the other have computed them too."""
+        first, second = (self._left(arm, always=True) for arm in (a, b))
+        shared = [x for x in first if x in second and not self.pinned(x) and self._expensive(x)]
+        inner = {part for x in shared for part in x.args}
+        return [x for x in shared if x not in inner]
 
     # -- addresses ------------------------------------------------------------------------------------------------
     def address(self, e: Expr) -> str:
