@@ -69,17 +69,6 @@ def core(
         (top, bottom), (left, right) = padding
         y = x.graph.conv2d(x, w, stride, (top, left, bottom, right), dilation, groups)
         return y if bias is None else y + bias
-    if x.shape[-1] == groups > 1 and 0 < prod(w.shape[1:-1]) <= DIRECT:
-        front, channels = [lo for lo, _ in padding], x.permute(0, 4, 1, 2, 3)
-        sizes = [
-            (size + sum(pair) - spacing * (taps - 1) - 1) // step + 1
-            for size, pair, spacing, taps, step in zip(
-                x.shape[1:-1], padding, dilation, w.shape[1:-1], stride, strict=True
-            )
-        ]
-        y = direct_convolution(channels, w, stride, front, dilation, groups, sizes, opmath(x.dtype))
-        y = y.permute(0, 2, 3, 4, 1)
-        return y if bias is None else y + bias
     n, depth = x.shape[0], x.shape[1] + sum(padding[0])
     if any(padding[0]):
         x = spread(x, (1, 1, 1), (padding[0][0], 0, 0), (depth, *x.shape[2:4]))
@@ -101,6 +90,18 @@ def core(
         parts.append(core(slab, plane, stride[1:], padding[1:], dilation[1:], groups, None if tap else bias))
     y = reduce(lambda a, b: a + b, parts)
     return y.reshape(n, planes, *y.shape[1:])
+
+
+def _depthwise(
+    x: Value, w: Value, stride: Sizes, padding: Pairs, dilation: Sizes, groups: int, bias: Value | None
+) -> Value:
+    """Convolve like :func:`core`, with one node for all terms."""
+    w, padding = _inside(x, w, stride, padding, dilation)
+    dims = zip(x.shape[1:-1], w.shape[1:-1], stride, padding, dilation, strict=True)
+    out = [(size + sum(pair) - spacing * (taps - 1) - 1) // step + 1 for size, taps, step, pair, spacing in dims]
+    x, front = x.permute(0, 4, 1, 2, 3), [pair[0] for pair in padding]
+    y = direct_convolution(x, w, stride, front, dilation, groups, out, opmath(x.dtype)).permute(0, 2, 3, 4, 1)
+    return y if bias is None else y + bias
 
 
 def _inside(x: Value, w: Value, stride: Sizes, padding: Pairs, dilation: Sizes) -> tuple[Value, Pairs]:
@@ -144,7 +145,8 @@ def convolve(
     else:
         pairs = [(p, p) for p in ints(0 if isinstance(padding, str) else padding, n)]
     w = w.cast(x.dtype).permute(0, *range(2, n + 2), 1)
-    y = core(channels_last(x, n), w, step, pairs, spacing, groups, bias)
+    convolved = _depthwise if n == 3 and 1 < groups == x.shape[-4] and 0 < prod(w.shape[1:]) <= DIRECT else core
+    y = convolved(channels_last(x, n), w, step, pairs, spacing, groups, bias)
     return channels_first(y.cast(x.dtype), x.rank == n + 2)
 
 
