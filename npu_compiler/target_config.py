@@ -98,9 +98,9 @@ class TargetConfig:
     Attributes:
         panel: output columns of one packed weight panel, the N width of a matmul or convolution micro-kernel. 0:
             see :attr:`packs_weights`.
-        vector_lanes: float32 lanes of a vector in its generated loop nests; 0: threads compute elements. With vectors,
-            convolutions of few terms may become loop nests (``short_convolutions.py``), and epilogues keep the last
-            dim of their result contiguous (``destination_passing.py``).
+        vector_lanes: float32 lanes of a vector in its generated loop nests; 0: threads compute elements. It decides
+            which convolutions of few terms may become loop nests (``short_convolutions.py``). With vectors, epilogues
+            keep the last dim of their result contiguous (``destination_passing.py``).
         buffer_align: byte alignment of every buffer, in the arena and outside.
         dtypes: the element types that the target can hold.
         max_rank: the maximum rank of a tensor.
