@@ -6,7 +6,8 @@ from ...graph import expr
 from ...schedule.anchors import Conv2d, Gemm
 from ..codegen.nest import Nest
 from ..simt.lang.function import Function
-from ..simt.lang.scalar import Lines, Scalars, Value
+from ..simt.lang.lines import Lines
+from ..simt.lang.scalar import Scalars, Value
 
 
 def row_scale(kernel: Gemm | Conv2d, f: Function) -> str:

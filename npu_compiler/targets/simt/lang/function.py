@@ -10,8 +10,9 @@ from ....schedule.kernel import Kernel, Operand
 from ....support import dtypes
 from .dialect import SUBGROUP, Array, Dialect, Param
 from .emission import Emission
+from .lines import Lines
 from .program import TileMap
-from .scalar import Lines, literal
+from .scalar import literal
 
 MAX_PREFETCH = 32 << 10  # bytes of an operand that is prefetched whole
 B16_TYPES = ("u8s8", "e4m3x2", "tf32_half")  # C++ types of 2 bytes that are not those of a dtype

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from ....graph.scalar_ops import EXPENSIVE, SCALAR_OPS
 from ....support import dtypes
 from ...codegen.nest import Nest
 from ...codegen.rounding import rounded_clamp
+from .lines import Lines
 
 INLINE_LENGTH = 100  # longer texts get a name
 _BOOL = {
@@ -108,63 +109,6 @@ def before_storage(e: Expr) -> Expr:
     """Return ``e`` without the rounding that its store repeats."""
     rounds = e.op == "cast" and dtypes.is_narrow(e.dtype) and e.args[0].dtype == "float32"
     return e.args[0] if rounds else e
-
-
-class Lines:
-    """Statements under construction, with indentation."""
-
-    def __init__(self, depth: int = 1):
-        self.text: list[str] = []
-        self.depth = depth
-
-    def add(self, *lines: str) -> None:
-        """Append ``lines`` with the current indentation."""
-        self.text += ["  " * self.depth + line for line in lines]
-
-    def declare(self, kind: str, name: str, value: str = "") -> None:
-        """Declare a variable of C++ type ``kind``."""
-        self.add(f"{kind} {name}{' = ' if value else ''}{value};")
-
-    def let(self, kind: str, name: str, value: str) -> None:
-        """Declare a constant of C++ type ``kind``."""
-        self.declare(f"const {kind}", name, value)
-
-    def assign(self, place: str, value: str) -> None:
-        """Assign ``value`` to ``place``."""
-        self.add(f"{place} = {value};")
-
-    def call(self, function: str, *arguments: str) -> None:
-        """Call ``function`` as a statement."""
-        self.add(f"{function}({', '.join(arguments)});")
-
-    def return_value(self, value: str) -> None:
-        """Return ``value`` from the C++ function."""
-        self.add(f"return {value};")
-
-    def return_if(self, condition: str) -> None:
-        """Return from the C++ function if ``condition`` holds."""
-        self.add(f"if ({condition}) return;")
-
-    def when(self, condition: str) -> AbstractContextManager[None]:
-        """Open the block of an ``if``."""
-        return self.block(f"if ({condition}) {{")
-
-    def method(self, head: str) -> AbstractContextManager[None]:
-        """Open the body of a struct's method."""
-        return self.block(f"INLINE {head} {{")
-
-    def unrolled(self, times: int = 0) -> None:
-        """Unroll the following loop ``times`` times, or completely if 0."""
-        self.add(f"#pragma unroll {times}" if times else "#pragma unroll")
-
-    @contextmanager
-    def block(self, header: str, footer: str = "}") -> Iterator[None]:
-        """Open an indented block between the lines ``header`` and ``footer``."""
-        self.add(header)
-        self.depth += 1
-        yield
-        self.depth -= 1
-        self.add(footer)
 
 
 class Scalars:
