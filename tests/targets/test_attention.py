@@ -11,6 +11,7 @@ from torch import nn
 import npu_compiler
 from npu_compiler.frontend import capture
 from npu_compiler.frontend.tensors import tensor_to_numpy
+from npu_compiler.target_config import target_config
 from npu_compiler.targets import register_target
 from npu_runtime import CPUBackend, Executor
 from npu_runtime.backends.base import Backend
@@ -21,7 +22,7 @@ from ..support import cuda_gpu
 from ..support.metal_backend import EmulatedMetal
 
 # queries, keys, numbers of a key and of a value: the keys are in parts or not
-CASES = [(1, 64, 8, 1), (1, 100, 8, 3), (3, 5, 4, 4), (2, 64, 16, 1)]
+CASES = [(1, 64, 8, 1), (1, 100, 8, 3), (3, 5, 4, 4), (2, 64, 16, 1), (20, 150, 8, 6)]
 BACKENDS: dict[str, Callable[[], Backend]] = {
     "cpu": CPUBackend,
     "host": HostBackend,
@@ -54,6 +55,7 @@ def inputs(nan_from: Callable[[int], int], dtype: torch.dtype) -> list[torch.Ten
     [
         ("cpu", torch.float32),
         ("cpu", torch.float64),
+        ("cpu", torch.bfloat16),
         ("host", torch.float32),
         ("metal", torch.float32),
         pytest.param("cuda", torch.float32, marks=cuda_gpu.marks()),
@@ -68,7 +70,27 @@ def test_narrow_values_and_nan(target: str, dtype: torch.dtype) -> None:
     for nan_from in (lambda n: n, lambda n: n - 1, lambda n: n // 2, lambda n: 0):
         arguments = inputs(nan_from, dtype)
         found = run.run([tensor_to_numpy(x) for x in arguments]).values()
-        for case, ours, theirs in zip(CASES, found, model(*arguments), strict=True):
+        bound = 2e-2 if dtype == torch.bfloat16 else 1e-5
+        for case, ours, exact in zip(CASES, found, model(*(x.double() for x in arguments)), strict=True):
             torch.testing.assert_close(
-                torch.from_numpy(ours), theirs, equal_nan=True, msg=lambda m, c=case: f"{c}: {m}"
-            )
+                torch.from_numpy(ours.astype("float64")), exact, rtol=bound, atol=bound, equal_nan=True,
+                msg=lambda m, c=case: f"{c}: {m}",
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("longer", [False, True])
+def test_long_heads_are_products_on_the_cpu(longer: bool, dtype: torch.dtype) -> None:
+    class Attention(nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    size = target_config("cpu").max_head_dim + 2 * longer
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, n, size, generator=generator).to(dtype) for n in (20, 40, 40))
+    program = npu_compiler.compile(capture(Attention(), (q, k, v)))
+    assert ("attention" in {call.kind for call in program.entry().calls}) != longer
+    (found,) = Executor(program, None, CPUBackend()).run([tensor_to_numpy(x) for x in (q, k, v)]).values()
+    want = Attention()(q.double(), k.double(), v.double())
+    bound = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+    torch.testing.assert_close(torch.from_numpy(found.astype("float64")), want, rtol=bound, atol=bound)

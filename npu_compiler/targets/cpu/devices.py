@@ -25,6 +25,7 @@ CONFIG = TargetConfig(
     residuals_in_place=True,
     scans_pairs=True,
     matrix_dtypes=("float64", "float32", "float16", "bfloat16", "uint8"),
+    max_head_dim=512,
 )
 
 

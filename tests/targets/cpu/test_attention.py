@@ -76,12 +76,13 @@ def attention_reference(
 
 
 def rounds_weights(c: Attention, arch: str, dtype: str) -> bool:
-    """Whether a kernel multiplies values by weights in bfloat16: tiles of AMX, and decoding with `vdpbf16ps`."""
+    """Whether a kernel multiplies values by weights in bfloat16: tiles of AMX, and `vdpbf16ps`."""
     if dtype != "bf16" or arch not in (AMX, "native"):
         return False
     if arch == AMX or HAS_AMX:
         return True
-    return "avx512bf16" in host_cpu().features and c.H // c.HK * c.SQ <= 8 and c.DH % 32 == c.DV % 32 == 0
+    decodes = c.H // c.HK * c.SQ <= 8
+    return "avx512bf16" in host_cpu().features and (c.DH % 32 == c.DV % 32 == 0 if decodes else c.DH % 2 == 0)
 
 
 def positions(c: Attention) -> np.ndarray:

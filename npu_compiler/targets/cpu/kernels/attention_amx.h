@@ -38,45 +38,6 @@ template <class D> struct TilePlan : PanelPlan<D, 8> {
 template <class D> constexpr long attention_tiles_scratch_bytes() { return TilePlan<D>::END; }
 
 #if NPU_AMX
-// Returns 2^x with a relative error below 2^-13, and 0 if x < -126, because a subnormal result takes Intel's CPUs more
-// than 100 cycles; x <= 128. The results are rounded to bfloat16.
-NPU_INLINE vf coarse_exp2(vf x) {
-  static constexpr float C[] = {0x1.fff692p-1f, 0x1.62f31ap-1f, 0x1.f0de1ap-3f, 0x1.c3f76p-5f};
-#if NPU_AVX512
-  const vf whole = round(x);
-  const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
-  return (vf)_mm512_maskz_scalef_ps(normal, (__m512)polynomial(C, x - whole), (__m512)whole);
-#else
-  vf whole;
-  const vi32 n = nearest_int(larger(splat<vf>(-127.0f), x), &whole);
-  return select(x < -126.0f, vf{}, polynomial(C, x - whole) * pow2(n));
-#endif
-}
-
-// Rounds two vectors to bfloat16, one in the low halves of the lanes and one in the high halves.
-NPU_INLINE vi32 bf16_pairs(vf low, vf high) {
-#if defined(__AVX512BF16__) && NPU_AVX512
-  const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
-  static constexpr struct Order {
-    alignas(64) uint16_t at[32] = {};
-    constexpr Order() {
-      for (int i = 0; i < 32; i++) at[i] = (uint16_t)(i / 2 + i % 2 * 16);
-    }
-  } ORDER;
-  return (vi32)_mm512_permutexvar_epi16(_mm512_load_si512(ORDER.at), both);
-#else
-  return bf16_lanes(low) | bf16_lanes(high) << 16;
-#endif
-}
-
-// Weights of the softmax as pairs of bfloat16, which replace the scores of the first keys, [key/2][32][2]: 2^x.
-struct PairWeights {
-  NPU_INLINE vf power(vf x) { return coarse_exp2(x); }
-  NPU_INLINE void store(float* scores, int key, vf first, vf second) {
-    store_bytes(scores + key / 2 * PANEL, bf16_pairs(first, second));
-  }
-};
-
 // Transposes n rows of values, `stride` elements apart, into tiles [end/32][DV][32 keys], with zeros from n up to
 // `end`, a multiple of 32.
 template <class D> NPU_NOINLINE void transpose_values(const bf16* v, long stride, int n, int end, char* out) {
