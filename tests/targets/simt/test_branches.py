@@ -52,6 +52,20 @@ def test_shared_parts_are_computed_once(value: Callable[[Expr], Expr], exponenti
     assert text.count("m_exp(") == exponentials and text.count("else {") == branches
 
 
+@pytest.mark.parametrize("ops, branches", [(8, 0), (24, 1)])
+def test_long_arms_have_branches(ops: int, branches: int) -> None:
+    """Lanes of which none takes an arm skip it."""
+
+    def powers(x: Expr) -> Expr:
+        y = x
+        for i in range(ops):
+            y = y * 0.5 + x if i % 2 else y + i
+        return y
+
+    text = source_of(graph_of(lambda x: where(x > 1, powers(x), x)), X)
+    assert text.count("else {") == branches
+
+
 def test_a_guarded_load_stays_in_its_branch() -> None:
     """Its address is valid only there, although both branches use the same element."""
     g = Graph("guarded")

@@ -19,6 +19,7 @@ from ...codegen.rounding import rounded_clamp
 from .lines import Lines
 
 INLINE_LENGTH = 100  # longer texts get a name
+SHORT_ARM = 16  # ops of an arm that lanes of the other may compute in vain: a branch takes about as long
 _BOOL = {
     "add": "({0} || {1})", "or": "({0} || {1})", "maximum": "({0} || {1})", "and": "({0} && {1})",
     "mul": "({0} && {1})", "minimum": "({0} && {1})", "xor": "({0} != {1})", "ne": "({0} != {1})",
@@ -307,7 +308,7 @@ class Scalars:
         test = self.text(cond, "bool")
         for shared in self._shared(*arms):
             self.value(shared)
-        if not any(self.pinned(a) or self._expensive(a) for a in arms):
+        if not any(self.pinned(a) or self._expensive(a) or self._is_long(a) for a in arms):
             return Value(f"({test} ? {self.text(arms[0], kind)} : {self.text(arms[1], kind)})", kind)
         if self.straight:
             around, texts = self._when, []
@@ -330,6 +331,9 @@ class Scalars:
     def _expensive(self, e: Expr) -> bool:
         """Whether an expensive op is left to compute for ``e``."""
         return any(x.op in EXPENSIVE for x in self._left(e))
+
+    def _is_long(self, e: Expr) -> bool:
+        return sum(bool(x.args) for x in self._left(e)) > SHORT_ARM
 
     def _left(self, e: Expr, always: bool = False) -> dict[Expr, None]:
         """Return ``e`` and its parts, as far as they have no name yet; ``always``: without the arms of a ``where``."""
