@@ -18,6 +18,7 @@ from mpmath import mp, mpf
 
 from npu_compiler.ops import special
 
+ERFC_START, ERFC_END = (1 - 6 / (a + special.ERFC_SHIFT) for a in (0, special.ERFC_ZERO))  # of erfc_tail
 BOUND = 2**-23  # a unit in the last place, mostly from rounding the first coefficients
 DOUBLE_BOUND = 2**-50  # where results are small differences
 SHORT_BOUND = 2**-16  # for results of 16 bits
@@ -47,11 +48,6 @@ def erfcx(t: mpf, shift: float = 3) -> mpf:
 def erfc_tail(t: mpf) -> mpf:
     """The same with the shift of these coefficients."""
     return erfcx(t, special.ERFC_SHIFT)
-
-
-def erfc_end(shift: float) -> float:
-    """t where erfc(a) is zero."""
-    return 1 - 6 / (special.ERFC_ZERO + shift)
 
 
 def erf_ratio(z: mpf) -> mpf:
@@ -101,10 +97,8 @@ FITS = (
     relative("SINE", sine, 0, 0.25, 9, bits=53, bound=DOUBLE_BOUND),
     relative("COTANGENT", cotangent, 0, 0.25, 14, more=1, bits=53, bound=DOUBLE_BOUND),
     relative("ERFCX", erfcx, -1, 1, 14, more=1),
-    relative("ERFC_TAIL", erfc_tail, -1, erfc_end(special.ERFC_SHIFT), 10, more=1),
-    relative(
-        "ERFC_SHORT", erfc_tail, 1 - 6 / special.ERFC_SHIFT, erfc_end(special.ERFC_SHIFT), 7, more=1, bound=SHORT_BOUND
-    ),
+    relative("ERFC_TAIL", erfc_tail, -1, ERFC_END, 10, more=1),
+    relative("ERFC_SHORT", erfc_tail, ERFC_START, ERFC_END, 7, more=1, bound=SHORT_BOUND),
     relative("ERF_NEAR", erf_ratio, 0, 0.25, 5, more=1),
     relative("ERFINV_SHORT", lambda t: erfinv_ratio(t + SHORT), -SHORT, 17 - SHORT, 11, bound=SHORT_BOUND),
     relative("ERFINV_NEAR", lambda t: erfinv_ratio(t + NEAR), -NEAR, 5.001 - NEAR, 10),

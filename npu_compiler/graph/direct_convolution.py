@@ -11,6 +11,21 @@ from . import expr
 from .expr import Expr
 from .graph import Value
 
+ATTRIBUTES = "stride", "padding", "dilation", "groups"  # of a conv2d node
+
+
+def input_position(
+    out: Sequence[Expr],
+    tap: Sequence[Expr | int],
+    stride: Sequence[int],
+    before: Sequence[int],
+    dilation: Sequence[int],
+) -> list[Expr]:
+    """Return where in its input a convolution reads for a result: for each spatial dim, from the position of the
+    result and that of the tap. The position may be outside of the input."""
+    dims = zip(out, tap, stride, before, dilation, strict=True)
+    return [at * step + (i * spacing - lo) for at, i, step, lo, spacing in dims]
+
 
 def direct_convolution(
     x: Value,
@@ -28,10 +43,7 @@ def direct_convolution(
     image, o = expr.index(0), expr.index(1)
     terms = []
     for *tap, c in product(*map(range, (*kernel, channels))):
-        at = [
-            expr.index(d) * step + (i * spacing - lo)
-            for d, (i, step, lo, spacing) in enumerate(zip(tap, stride, before, dilation, strict=True), 2)
-        ]
+        at = input_position([expr.index(d) for d in range(2, x.rank)], tap, stride, before, dilation)
         value = expr.load(0, x.dtype, [image, o // (k // groups) * channels + c, *at]).cast(dtype)
         for position, size in reversed(list(zip(at, x.shape[2:], strict=True))):
             value = expr.where((position >= 0) & (position < size), value, expr.const(0, dtype))

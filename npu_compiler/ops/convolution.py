@@ -97,11 +97,15 @@ def _depthwise(
 ) -> Value:
     """Convolve like :func:`core`, with one node for all terms."""
     w, padding = _inside(x, w, stride, padding, dilation)
-    dims = zip(x.shape[1:-1], w.shape[1:-1], stride, padding, dilation, strict=True)
-    out = [(size + sum(pair) - spacing * (taps - 1) - 1) // step + 1 for size, taps, step, pair, spacing in dims]
+    out = list(map(_results, x.shape[1:-1], w.shape[1:-1], stride, padding, dilation))
     x, front = x.permute(0, 4, 1, 2, 3), [pair[0] for pair in padding]
     y = direct_convolution(x, w, stride, front, dilation, groups, out, opmath(x.dtype)).permute(0, 2, 3, 4, 1)
     return y if bias is None else y + bias
+
+
+def _results(size: int, taps: int, step: int, padding: tuple[int, int], spacing: int) -> int:
+    """Return the size of the result along a dim."""
+    return (size + sum(padding) - spacing * (taps - 1) - 1) // step + 1
 
 
 def _inside(x: Value, w: Value, stride: Sizes, padding: Pairs, dilation: Sizes) -> tuple[Value, Pairs]:
@@ -110,7 +114,7 @@ def _inside(x: Value, w: Value, stride: Sizes, padding: Pairs, dilation: Sizes) 
     pairs = []
     for d, (step, pair, spacing) in enumerate(zip(stride, padding, dilation, strict=True), 1):
         size, taps = x.shape[d], w.shape[d]
-        out = (size + sum(pair) - spacing * (taps - 1) - 1) // step + 1
+        out = _results(size, taps, step, pair, spacing)
         inner, pair = inner_taps(size, out, taps, step, pair, spacing)
         if len(inner) < taps:
             w = w.slice(d, inner.start, inner.stop)

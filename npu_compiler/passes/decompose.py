@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ..graph import expr
+from ..graph.direct_convolution import ATTRIBUTES, input_position
 from ..graph.expr import Expr
 from ..graph.graph import SCAN_EXTREMES, Graph, Node, Value
 from ..support import dtypes
@@ -127,24 +128,14 @@ def _matmul(graph: Graph, node: Node) -> Value:
     return out.reshape(*batch, m, n).cast(node.out.dtype)
 
 
-def tap_position(
-    conv: Node, out: tuple[Expr, Expr, Expr], tap: tuple[Expr | int, Expr | int, Expr | int]
-) -> tuple[Expr, Expr, Expr]:
-    """Return the row, column and channel of the input that a result reads. ``out``: its row, column and channel;
-    ``tap``: row, column and channel of the filter. The position may be outside the image."""
-    (sh, sw), (top, left, _, _), (dh, dw) = (conv.attrs[name] for name in ("stride", "padding", "dilation"))
-    (y, z, o), (i, j, c) = out, tap
-    w = conv.inputs[1]
-    channel = o // (w.shape[0] // conv.attrs["groups"]) * w.shape[-1] + c
-    return y * sh + (i * dh - top), z * sw + (j * dw - left), channel
-
-
 def _conv2d(graph: Graph, node: Node) -> Value:
     x, w = node.inputs
     n, oh, ow, k = node.out.shape
     _, r, s, cg = w.shape
     b, y, z, o, i, j, c = (expr.index(d) for d in range(7))
-    row, col, channel = tap_position(node, (y, z, o), (i, j, c))
+    stride, padding, dilation, groups = (node.attrs[name] for name in ATTRIBUTES)
+    row, col = input_position((y, z), (i, j), stride, padding[:2], dilation)
+    channel = o // (k // groups) * cg + c
     inside = (row >= 0) & (row < x.shape[1]) & (col >= 0) & (col < x.shape[2])
     dtype = node.out.dtype
     value = expr.where(inside, expr.load(0, x.dtype, [b, row, col, channel]).cast(dtype), 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..graph.direct_convolution import direct_convolution
+from ..graph.direct_convolution import ATTRIBUTES, direct_convolution
 from ..graph.graph import Graph, Node, Value
 from ..support import dtypes
 from .layout import sink_permutes
@@ -16,7 +16,6 @@ from .load_time import static_values
 
 MOST_TERMS = 25  # of a result: a vector of each stays in a register while all channels of a group are computed
 DEPTHWISE_TERMS = 16  # which no other result reads: with more, transpositions are the smaller part
-ATTRIBUTES = "stride", "padding", "dilation", "groups"
 CACHED = 1 << 18  # elements of an image that is transposed in the cache
 
 
